@@ -1,0 +1,21 @@
+/* arena.h: one reservation, handed out front to back. With no base it only counts, so that the plan of a layout and
+ * the layout itself are the same code and cannot disagree. Every piece is 64-byte aligned.
+ *
+ *   base |piece|pad|piece|pad| ... | used   (sum of pieces, each rounded up to 64) */
+#ifndef COLIBRI_ARENA_H
+#define COLIBRI_ARENA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct arena {
+    uint8_t *base;  /* NULL: count only */
+    uint64_t used;  /* bytes */
+    bool overflow;  /* a size did not fit in 64 bits: the layout is impossible */
+};
+
+/* `count` elements of `size` bytes; NULL while counting. Contents are undefined if the memory is the caller's. */
+void *arena_take(struct arena *arena, uint64_t count, uint64_t size);
+
+#endif

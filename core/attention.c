@@ -1,0 +1,125 @@
+/* attention.c: projection, biases, q/k norm, clip, RoPE, cache, attention, output. Grouped-query attention: Ainslie et
+ * al., arXiv:2305.13245. The arithmetic is in kernels/body.h. */
+#include "attention.h"
+
+#include "product.h"
+#include "rope.h"
+
+static void position_item(void *argument, int32_t row)
+{
+    const struct chunk *const c = argument;
+    const int32_t half = c->config->rope_dim / 2;
+    const size_t at = (size_t)row * (size_t)half;
+    rope_table(c->model->rope_inv_freq, half, c->positions[row], c->config->rope_scale, c->rope_cosine + at,
+               c->rope_sine + at);
+}
+
+void attention_positions(const struct chunk *chunk)
+{
+    if (chunk->config->rope_dim == 0) return;
+    threads_run(chunk->threads, position_item, (void *)(uintptr_t)chunk, chunk->n);
+}
+
+struct attention_work {
+    const struct chunk *chunk;
+    const struct layer *weights;
+    int32_t layer;
+};
+
+/* Bias, norm, clip and rotation of one row of q or k [n_heads][head_dim]; norm and bias NULL: none. */
+static void prepare_heads(const struct chunk *c, int32_t row, float *heads, int32_t n_heads, const float *bias,
+                          const float *norm)
+{
+    const struct config *const config = c->config;
+    const struct kernels *const kernels = c->kernels;
+    const int32_t dim = config->head_dim, width = n_heads * dim;
+    const size_t at = (size_t)row * (size_t)(config->rope_dim / 2);
+    if (bias != NULL) kernels->add(heads, bias, width);
+    if (norm != NULL && config->qk_norm == 2) kernels->rms_norm(heads, heads, norm, width, config->norm_eps);
+    if (config->qkv_clip > 0) kernels->clamp(heads, config->qkv_clip, width);
+    for (int32_t h = 0; h < n_heads; h++, heads += dim) {
+        if (norm != NULL && config->qk_norm == 1) kernels->rms_norm(heads, heads, norm, dim, config->norm_eps);
+        if (config->rope_dim > 0) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config->rope_dim);
+    }
+}
+
+static void prepare_item(void *argument, int32_t row)
+{
+    const struct attention_work *const work = argument;
+    const struct chunk *const c = work->chunk;
+    const struct config *const config = c->config;
+    const size_t dim = (size_t)config->head_dim, kv_width = (size_t)config->n_kv_heads * dim;
+    float *const q = c->q + (size_t)row * (size_t)config->n_heads * dim;
+    float *const k = c->k + (size_t)row * kv_width, *const v = c->v + (size_t)row * kv_width;
+    prepare_heads(c, row, q, config->n_heads, work->weights->q_bias, work->weights->q_norm);
+    prepare_heads(c, row, k, config->n_kv_heads, work->weights->k_bias, work->weights->k_norm);
+    if (work->weights->v_bias != NULL) c->kernels->add(v, work->weights->v_bias, (int32_t)kv_width);
+    if (config->qkv_clip > 0) c->kernels->clamp(v, config->qkv_clip, (int32_t)kv_width);
+    for (int32_t h = 0; h < config->n_kv_heads; h++) {
+        cache_write(c->cache, c->sequences[row], work->layer, h, c->positions[row], k + (size_t)h * dim,
+                    v + (size_t)h * dim);
+    }
+}
+
+/* One kv head and up to ATTEND_TILE neighbouring rows: their query heads go through in tiles that share keys. */
+static void attend_item(void *argument, int32_t item)
+{
+    const struct attention_work *const work = argument;
+    const struct chunk *const c = work->chunk;
+    const struct config *const config = c->config;
+    const int32_t group = config->n_heads / config->n_kv_heads, kv_head = item % config->n_kv_heads;
+    const int32_t first = item / config->n_kv_heads * ATTEND_TILE;
+    const int32_t end = first + ATTEND_TILE < c->n ? first + ATTEND_TILE : c->n;
+    struct attend tile = {
+        .pool = c->cache->pool,
+        .block_bytes = c->cache->block_bytes,
+        .k_offset = cache_key_offset(c->cache, work->layer, kv_head),
+        .v_offset = cache_value_offset(c->cache, work->layer, kv_head),
+        .head_dim = config->head_dim,
+        .scale = config->attn_scale,
+    };
+    for (int32_t row = first; row < end; row++) {
+        const int32_t *const table = cache_table(c->cache, c->sequences[row]);
+        for (int32_t g = 0; g < group; g++) {
+            if (tile.n == ATTEND_TILE || (tile.n > 0 && tile.table != table)) {
+                c->kernels->attend(&tile);
+                tile.n = 0;
+            }
+            const size_t head = (size_t)row * (size_t)config->n_heads + (size_t)(kv_head * group + g);
+            tile.table = table;
+            tile.q[tile.n] = c->q + head * (size_t)config->head_dim;
+            tile.out[tile.n] = c->attended.f32 + head * (size_t)config->head_dim;
+            tile.n_keys[tile.n++] = c->positions[row] + 1;
+        }
+    }
+    c->kernels->attend(&tile);
+}
+
+static void output_item(void *argument, int32_t row)
+{
+    const struct attention_work *const work = argument;
+    const struct chunk *const c = work->chunk;
+    const int32_t n_embd = c->config->n_embd;
+    const size_t at = (size_t)row * (size_t)n_embd;
+    if (work->weights->out_bias != NULL) c->kernels->add(c->h.f32 + at, work->weights->out_bias, n_embd);
+    c->kernels->add(c->x + at, c->h.f32 + at, n_embd);
+}
+
+void attention_layer(const struct chunk *c, int32_t layer)
+{
+    const struct layer *const w = &c->model->layers[layer];
+    const size_t q_width = (size_t)c->attended.width;
+    const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
+    struct attention_work work = {c, w, layer};
+    product_norm(c, w->attn_norm, w->q.type == TYPE_Q8 || w->k.type == TYPE_Q8 || w->v.type == TYPE_Q8);
+    c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
+    c->products[1] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
+    c->products[2] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
+    product_run(c, 3);
+    threads_run(c->threads, prepare_item, &work, c->n);
+    threads_run(c->threads, attend_item, &work, (c->n + ATTEND_TILE - 1) / ATTEND_TILE * c->config->n_kv_heads);
+    if (w->out.type == TYPE_Q8) product_quantize(c, &c->attended, c->n);
+    c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
+    product_run(c, 1);
+    threads_run(c->threads, output_item, &work, c->n);
+}

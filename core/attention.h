@@ -1,0 +1,12 @@
+/* attention.h: grouped-query attention with RoPE over the KV cache. */
+#ifndef COLIBRI_ATTENTION_H
+#define COLIBRI_ATTENTION_H
+
+#include "chunk.h"
+
+/* cos and sin of the chunk's rows, used by every layer. */
+void attention_positions(const struct chunk *chunk);
+/* x += attention(norm(x)); keys and values of the rows go to the cache, whose positions are reserved. */
+void attention_layer(const struct chunk *chunk, int32_t layer);
+
+#endif

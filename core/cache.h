@@ -1,0 +1,57 @@
+/* cache.h: the KV cache. Positions of a sequence lie in blocks of KV_BLOCK, aligned to absolute positions; a table per
+ * sequence names its blocks; sequences forked from one another share whole blocks until one of them writes.
+ *
+ *   block: for each layer, for each kv head:
+ *            keys   [positions / 16][head_dim][16]   (element d of 16 neighbouring positions side by side)
+ *            values [positions][roundup16(head_dim)]
+ */
+#ifndef COLIBRI_CACHE_H
+#define COLIBRI_CACHE_H
+
+#include "arena.h"
+#include "config.h"
+#include "kernels/kernels.h"
+
+struct cache {
+    int32_t n_sequences, n_blocks;      /* blocks in the pool */
+    int32_t blocks_per_sequence;
+    int32_t block_positions;            /* KV_BLOCK, or less if the context is shorter */
+    int32_t head_dim, value_stride;
+    size_t head_bytes, layer_bytes, block_bytes;
+    uint8_t *pool;                      /* [n_blocks][block_bytes] */
+    int32_t *tables;                    /* [n_sequences][blocks_per_sequence] */
+    int32_t *lengths;                   /* [n_sequences] positions held */
+    int32_t *references;                /* [n_blocks] sequences that use the block */
+    int32_t *free_blocks;               /* stack of unused blocks */
+    int32_t n_free;
+    int32_t n_touched;                  /* blocks 0 … n_touched - 1 have been written at some time */
+};
+
+/* Sizes, then memory; `context` and `n_sequences` are checked by the caller. */
+void cache_layout(struct cache *cache, struct arena *arena, const struct config *config, int32_t context,
+                  int32_t n_sequences);
+void cache_reset(struct cache *cache);
+/* Makes positions length … length + n - 1 writable, unshared. Never fails: the pool holds full sequences. */
+void cache_reserve(struct cache *cache, int32_t sequence, int32_t n);
+void cache_rewind(struct cache *cache, int32_t sequence, int32_t position);
+void cache_fork(struct cache *cache, int32_t source, int32_t target);
+/* Writes key and value [head_dim] of one layer, head and reserved position. */
+void cache_write(const struct cache *cache, int32_t sequence, int32_t layer, int32_t head, int32_t position,
+                 const float *key, const float *value);
+
+static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, int32_t head)
+{
+    return (size_t)layer * cache->layer_bytes + (size_t)head * cache->head_bytes;
+}
+
+static inline size_t cache_value_offset(const struct cache *cache, int32_t layer, int32_t head)
+{
+    return cache_key_offset(cache, layer, head) + (size_t)cache->block_positions * (size_t)cache->head_dim * sizeof(float);
+}
+
+static inline const int32_t *cache_table(const struct cache *cache, int32_t sequence)
+{
+    return cache->tables + (size_t)sequence * (size_t)cache->blocks_per_sequence;
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* chunk.h: the rows that are evaluated together and every buffer their evaluation needs. One row is one token of one
+ * sequence. Owns the layout of the activations; the mechanisms (attention, router, ffn) read and write them. */
+#ifndef COLIBRI_CHUNK_H
+#define COLIBRI_CHUNK_H
+
+#include "cache.h"
+#include "threads.h"
+#include "weights.h"
+
+/* Rows as matrices of any type read them: f32 always, q8 if some reader is q8. */
+struct activation {
+    float *f32;          /* [rows][width] */
+    uint8_t *q8;         /* [rows][q8_bytes] */
+    int32_t width;
+    size_t q8_bytes;
+};
+
+/* One feed-forward applied to some rows: a routed expert, the shared one, or the dense one of a layer. */
+struct ffn_group {
+    const struct ffn_weights *weights;
+    const int32_t *rows; /* [n] rows of the chunk; NULL: all of them */
+    int32_t n, first_slot;
+};
+
+struct chunk {
+    const colibri_model *model;
+    const struct config *config;
+    const struct kernels *kernels;
+    struct threads *threads;
+    struct cache *cache;
+    int32_t n;                            /* rows in use */
+    int32_t *ids, *sequences, *positions; /* [n] */
+    float *rope_cosine, *rope_sine;       /* [n][rope_dim / 2] */
+    float *x;                             /* [n][n_embd] the residual stream */
+    struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
+    float *q, *k, *v;                     /* [n][heads x head_dim] */
+    struct activation attended;           /* [n][n_heads x head_dim] */
+    float *router_logits;                 /* [n][n_experts] */
+    int32_t *experts;                     /* [n][n_experts_used] best first */
+    float *expert_weights;                /* [n][n_experts_used] */
+    float *shared_weights;                /* [n] */
+    int32_t *slots;                       /* [n][n_experts_used] where an expert's output for a row is */
+    int32_t *slot_rows;                   /* [slots] the row of a slot */
+    int32_t *expert_slots;                /* [n_experts + 1] first slot of each expert */
+    struct ffn_group *groups;             /* [n_experts + 1] those with rows, the shared expert last */
+    int32_t n_groups;
+    struct activation inner;              /* [slots][widest n_ff] silu(gate) x up */
+    float *up;                            /* [slots][widest n_ff] */
+    float *slot_out;                      /* [slots][n_embd] */
+    struct matmul *products;              /* [n_experts + 3] work list */
+    int32_t *output_rows;                 /* [n_outputs] rows whose logits are wanted */
+    float **outputs;                      /* [n_outputs] where they go */
+    int32_t n_outputs;
+};
+
+void chunk_layout(struct chunk *chunk, struct arena *arena, const struct config *config, int32_t rows);
+
+#endif

@@ -1,0 +1,226 @@
+/* config.c: parses and checks the config section from the one list in config.h. Refuses unknown fields: they could
+ * change the mathematics. */
+#include "config.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+/* The schema is one literal longer than the 4095 characters that C17 promises; every compiler we support takes it. */
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Woverlength-strings"
+#endif
+
+enum field_type { FIELD_INT = 1, FIELD_FLOAT = 2 };
+
+struct field {
+    const char *name;
+    enum field_type type;
+    bool per_layer, required;
+    size_t offset; /* in struct config */
+    double min, max, fallback;
+};
+
+#define REQUIRED NAN
+#define FIELD(name, type, layer, min, max, def) \
+    {#name, type, layer, isnan((double)(def)), offsetof(struct config, name), min, max, def},
+#define FIELD_OF_INT(name, min, max, def, doc) FIELD(name, FIELD_INT, false, min, max, def)
+#define FIELD_OF_LAYER(name, min, max, def, doc) FIELD(name, FIELD_INT, true, min, max, def)
+#define FIELD_OF_FLOAT(name, min, max, def, doc) FIELD(name, FIELD_FLOAT, false, min, max, def)
+
+static const struct field FIELDS[] = {CONFIG_FIELDS(FIELD_OF_INT, FIELD_OF_INT, FIELD_OF_LAYER, FIELD_OF_FLOAT)};
+enum { N_FIELDS = sizeof FIELDS / sizeof FIELDS[0] };
+
+#undef REQUIRED
+#define DEFAULT_OF(def) DEFAULT_TEXT(def)
+#define DEFAULT_TEXT(def) DEFAULT_##def
+#define DEFAULT_REQUIRED ""
+#define DEFAULT_0 ",\"default\":0"
+#define DEFAULT_1 ",\"default\":1"
+#define SCHEMA(name, type, layer, min, max, def, doc)                                                        \
+    "{\"name\":\"" #name "\",\"type\":\"" type "\",\"per_layer\":" layer ",\"min\":" #min ",\"max\":" #max \
+    DEFAULT_OF(def) ",\"doc\":\"" doc "\"}"
+#define SCHEMA_OF_FIRST(name, min, max, def, doc) SCHEMA(name, "int", "false", min, max, def, doc)
+#define SCHEMA_OF_INT(name, min, max, def, doc) "," SCHEMA(name, "int", "false", min, max, def, doc)
+#define SCHEMA_OF_LAYER(name, min, max, def, doc) "," SCHEMA(name, "int", "true", min, max, def, doc)
+#define SCHEMA_OF_FLOAT(name, min, max, def, doc) "," SCHEMA(name, "float", "false", min, max, def, doc)
+
+const char *config_schema(void)
+{
+    return "{\"layout_version\":1,\"fields\":[" CONFIG_FIELDS(SCHEMA_OF_FIRST, SCHEMA_OF_INT, SCHEMA_OF_LAYER,
+                                                          SCHEMA_OF_FLOAT) "]}";
+}
+
+static const struct field *find_field(const char *name, size_t length)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        if (strlen(FIELDS[i].name) == length && memcmp(FIELDS[i].name, name, length) == 0) return &FIELDS[i];
+    }
+    return NULL;
+}
+
+static double get(const struct config *config, const struct field *field, int32_t layer)
+{
+    const uint8_t *const at = (const uint8_t *)config + field->offset;
+    int32_t integer;
+    float real;
+    if (field->type == FIELD_FLOAT) {
+        memcpy(&real, at, sizeof real);
+        return (double)real;
+    }
+    memcpy(&integer, at + (field->per_layer ? (size_t)layer * sizeof integer : 0), sizeof integer);
+    return integer;
+}
+
+static void set(struct config *config, const struct field *field, int32_t index, double value)
+{
+    uint8_t *const at = (uint8_t *)config + field->offset + (size_t)index * 4;
+    if (field->type == FIELD_FLOAT) {
+        const float real = (float)value;
+        memcpy(at, &real, sizeof real);
+    } else {
+        const int32_t integer = (int32_t)value;
+        memcpy(at, &integer, sizeof integer);
+    }
+}
+
+struct record { /* one config record as it lies in the file */
+    const char *name;
+    const uint8_t *values;
+    uint16_t name_bytes;
+    uint8_t type;
+    uint32_t count;
+};
+
+/* Reads the record at *at and moves *at behind it. */
+static int32_t read_record(const uint8_t *data, uint64_t bytes, uint64_t *at, struct record *record,
+                           colibri_error *error)
+{
+    const uint64_t start = *at;
+    if (bytes - start < 8) goto damaged;
+    memcpy(&record->name_bytes, data + start, 2);
+    record->type = data[start + 2];
+    memcpy(&record->count, data + start + 4, 4);
+    const uint64_t name_end = start + 8 + (((uint64_t)record->name_bytes + 7) & ~(uint64_t)7);
+    const uint64_t value_bytes = ((uint64_t)record->count * 4 + 7) & ~(uint64_t)7;
+    if (name_end > bytes || value_bytes > bytes - name_end) goto damaged;
+    record->name = (const char *)data + start + 8;
+    record->values = data + name_end;
+    *at = name_end + value_bytes;
+    return COLIBRI_OK;
+damaged:
+    return status_fail(error, COLIBRI_ERROR_FORMAT,
+                       "config record at byte %llu runs past the config's end (%llu bytes); the file is damaged",
+                       (unsigned long long)start, (unsigned long long)bytes);
+}
+
+static int32_t store_record(const struct record *record, const struct field *field, int32_t n_layers,
+                            struct config *config, colibri_error *error)
+{
+    if (record->type != (uint8_t)field->type) {
+        return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s': expected type %d, found %d", field->name,
+                           field->type, record->type);
+    }
+    const uint32_t expected = field->per_layer ? (uint32_t)n_layers : 1;
+    if (record->count != expected) {
+        return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s': expected %u values, found %u", field->name,
+                           expected, record->count);
+    }
+    for (uint32_t i = 0; i < record->count; i++) {
+        int32_t integer;
+        float real;
+        memcpy(&integer, record->values + i * 4, 4);
+        memcpy(&real, record->values + i * 4, 4);
+        const double value = field->type == FIELD_FLOAT ? (double)real : integer;
+        if (!(value >= field->min && value <= field->max)) {
+            return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s': expected %g to %g, found %g",
+                               field->name, field->min, field->max, value);
+        }
+        set(config, field, (int32_t)i, value);
+    }
+    return COLIBRI_OK;
+}
+
+/* One pass over the records; with `only` set, just that field is stored (n_layers is needed before the others). */
+static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct field *only, struct config *config,
+                           uint64_t *seen, colibri_error *error)
+{
+    for (uint64_t at = 0; at < bytes;) {
+        struct record record = {0};
+        TRY(read_record(data, bytes, &at, &record, error));
+        const struct field *const field = find_field(record.name, record.name_bytes);
+        if (field == NULL) {
+            return status_fail(error, COLIBRI_ERROR_UNSUPPORTED,
+                               "config field '%.*s' is not known to this version (" COLIBRI_VERSION
+                               "); install a newer colibri or convert the model again",
+                               record.name_bytes > 100 ? 100 : record.name_bytes, record.name);
+        }
+        if (only != NULL && field != only) continue;
+        const uint64_t bit = (uint64_t)1 << (field - FIELDS);
+        if (*seen & bit) {
+            return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s' appears twice", field->name);
+        }
+        *seen |= bit;
+        TRY(store_record(&record, field, config->n_layers, config, error));
+    }
+    return COLIBRI_OK;
+}
+
+/* How fields must fit together. */
+static int32_t check_relations(const struct config *config, colibri_error *error)
+{
+    const char *fault = NULL;
+    bool dense = false;
+    int32_t fewest = INT32_MAX;
+    for (int32_t layer = 0; layer < config->n_layers; layer++) {
+        if (config->n_experts[layer] == 0) dense = true;
+        else if (config->n_experts[layer] < fewest) fewest = config->n_experts[layer];
+    }
+    if (config->n_vocab_used > config->n_vocab) fault = "n_vocab_used is larger than n_vocab";
+    else if (config->n_heads % config->n_kv_heads != 0) fault = "n_heads is not a multiple of n_kv_heads";
+    else if (config->rope_dim % 2 != 0 || config->rope_dim > config->head_dim) fault = "rope_dim is odd or larger than head_dim";
+    else if (dense && config->n_ff == 0) fault = "a layer is dense but n_ff is 0";
+    else if (fewest != INT32_MAX && config->n_ff_expert == 0) fault = "a layer has experts but n_ff_expert is 0";
+    else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
+    else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
+    else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
+    if (fault == NULL) return COLIBRI_OK;
+    return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
+}
+
+int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error)
+{
+    uint64_t seen = 0, first = 0;
+    memset(config, 0, sizeof *config);
+    TRY(read_fields(data, bytes, find_field("n_layers", 8), config, &first, error));
+    config->n_layers = config->n_layers == 0 ? 1 : config->n_layers; /* absent: reported as missing below */
+    TRY(read_fields(data, bytes, NULL, config, &seen, error));
+    for (int i = 0; i < N_FIELDS; i++) {
+        if (seen & (uint64_t)1 << i) continue;
+        if (FIELDS[i].required) {
+            return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s' is missing; convert the model again",
+                               FIELDS[i].name);
+        }
+        const int32_t count = FIELDS[i].per_layer ? config->n_layers : 1;
+        for (int32_t k = 0; k < count; k++) set(config, &FIELDS[i], k, FIELDS[i].fallback);
+    }
+    return check_relations(config, error);
+}
+
+int32_t config_max_experts(const struct config *config)
+{
+    int32_t most = 0;
+    for (int32_t layer = 0; layer < config->n_layers; layer++) {
+        if (config->n_experts[layer] > most) most = config->n_experts[layer];
+    }
+    return most;
+}
+
+int32_t config_value(const struct config *config, const char *name, int32_t layer, double *value)
+{
+    const struct field *const field = find_field(name, strlen(name));
+    if (field == NULL || layer < 0 || layer >= (field->per_layer ? config->n_layers : 1)) return COLIBRI_ERROR_ARGUMENT;
+    *value = get(config, field, layer);
+    return COLIBRI_OK;
+}

@@ -1,0 +1,55 @@
+/* config.h: the field list of a model's config. The one list below gives the struct, the parser, bounds, defaults,
+ * messages and the JSON schema that the converter reads. A field names a mechanism, never a model; zero means off.
+ * To add a mechanism: one line here, its use in the engine, its line in docs/FORMAT.md. */
+#ifndef COLIBRI_CONFIG_H
+#define COLIBRI_CONFIG_H
+
+#include "status.h"
+
+enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096 };
+
+/* INT(name, min, max, default, doc), LAYER (an int per layer), FLOAT; REQUIRED in place of a default. FIRST is an INT
+ * that has no field before it (JSON wants no comma there). */
+#define CONFIG_FIELDS(FIRST, INT, LAYER, FLOAT)                                                                       \
+    FIRST(n_vocab, 1, 16777216, REQUIRED, "rows of the embedding and length of a logits row")                         \
+    INT(n_vocab_used, 1, 16777216, REQUIRED, "ids at or above it are padding rows: never sampled")                    \
+    INT(n_layers, 1, 512, REQUIRED, "layers")                                                                         \
+    INT(n_embd, 1, 1048576, REQUIRED, "width of the residual stream")                                                 \
+    INT(n_heads, 1, 4096, REQUIRED, "query heads")                                                                    \
+    INT(n_kv_heads, 1, 4096, REQUIRED, "key and value heads, a divisor of n_heads")                                   \
+    INT(head_dim, 1, 1024, REQUIRED, "width of a head")                                                               \
+    INT(rope_dim, 0, 1024, REQUIRED, "leading elements of a head that are rotated, even; 0: none")                    \
+    FLOAT(rope_scale, 0.0001, 10000, 1, "multiplies cos and sin")                                                     \
+    INT(context_length, 1, 1073741824, REQUIRED, "positions the model was trained for")                               \
+    FLOAT(norm_eps, 0, 1, REQUIRED, "epsilon of every RMSNorm")                                                       \
+    FLOAT(attn_scale, 0.0000001, 1000, REQUIRED, "multiplies q.k before the softmax")                                 \
+    FLOAT(qkv_clip, 0, 1000000, 0, "clamps q, k and v to +- this after projection; 0: off")                           \
+    INT(qk_norm, 0, 2, 0, "RMSNorm of q and k before RoPE: 1 per head, 2 over the full projection; 0: off")           \
+    INT(attn_qkv_bias, 0, 1, 0, "1: q, k and v have biases")                                                          \
+    INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \
+    INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
+    INT(n_ff, 0, 1048576, 0, "width of the dense feed-forward; needed where a layer is dense")                        \
+    LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \
+    INT(n_experts_used, 0, 256, 0, "experts chosen per token")                                                        \
+    INT(n_ff_expert, 0, 1048576, 0, "width of a routed expert")                                                       \
+    INT(router_norm, 0, 1, 0, "1: the chosen weights are divided by their sum")                                       \
+    INT(n_ff_shared, 0, 1048576, 0, "width of the shared expert of MoE layers; 0: none")                              \
+    INT(shared_gate, 0, 1, 0, "1: the shared expert is scaled by sigmoid(shared_router . x)")
+
+#define CONFIG_INT(name, min, max, def, doc) int32_t name;
+#define CONFIG_LAYER(name, min, max, def, doc) int32_t name[CONFIG_MAX_LAYERS];
+#define CONFIG_FLOAT(name, min, max, def, doc) float name;
+struct config { CONFIG_FIELDS(CONFIG_INT, CONFIG_INT, CONFIG_LAYER, CONFIG_FLOAT) };
+#undef CONFIG_INT
+#undef CONFIG_LAYER
+#undef CONFIG_FLOAT
+
+/* Reads the config section of a container (docs/FORMAT.md §2) and checks each field and how fields fit together. */
+int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error);
+/* Largest n_experts of all layers. */
+int32_t config_max_experts(const struct config *config);
+/* Value of a field by name; COLIBRI_ERROR_ARGUMENT if there is no such field or layer. */
+int32_t config_value(const struct config *config, const char *field, int32_t layer, double *value);
+const char *config_schema(void);
+
+#endif

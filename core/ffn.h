@@ -1,0 +1,12 @@
+/* ffn.h: feed-forward of a layer, dense or mixture of experts: the same work list of (weights, rows) groups. */
+#ifndef COLIBRI_FFN_H
+#define COLIBRI_FFN_H
+
+#include "chunk.h"
+
+/* x += ffn(h) for a layer without experts. */
+void ffn_dense(struct chunk *chunk, int32_t layer);
+/* x += the weighted outputs of the experts that router_layer chose, plus the shared expert. */
+void ffn_experts(const struct chunk *chunk);
+
+#endif

@@ -1,0 +1,17 @@
+/* forward.h: the layer loop over one chunk of rows. */
+#ifndef COLIBRI_FORWARD_H
+#define COLIBRI_FORWARD_H
+
+#include "chunk.h"
+
+/* Who watches and who may stop the evaluation. */
+struct watch {
+    const colibri_observer *observer; /* NULL: nobody */
+    _Atomic bool *cancelled;
+    uint64_t done, total;             /* rows x layers */
+};
+
+/* Evaluates the chunk's rows, whose cache positions are reserved, and writes the logits that are wanted. */
+int32_t forward(struct chunk *chunk, struct watch *watch, colibri_error *error);
+
+#endif

@@ -1,0 +1,111 @@
+/* avx2.c: the kernel set for x86-64 with AVX2, FMA and F16C (2013 on). Sixteen lanes are two registers. */
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#elif defined(__GNUC__)
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct vf { __m256 a, b; } vf;
+typedef struct vi { __m256i a, b; } vi;
+typedef struct wq { __m256i even_a, odd_a, even_b, odd_b; } wq; /* 16-bit lanes */
+typedef struct aq { __m256i even, odd; } aq;
+
+#define VF(x, y) ((vf){x, y})
+#define VI(x, y) ((vi){x, y})
+
+static inline vf vf_load(const float *p) { return VF(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+static inline void vf_store(float *p, vf v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
+static inline vf vf_set1(float x) { return VF(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
+static inline vf vf_add(vf x, vf y) { return VF(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)); }
+static inline vf vf_sub(vf x, vf y) { return VF(_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)); }
+static inline vf vf_mul(vf x, vf y) { return VF(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)); }
+static inline vf vf_div(vf x, vf y) { return VF(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)); }
+static inline vf vf_max(vf x, vf y) { return VF(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)); }
+static inline vf vf_min(vf x, vf y) { return VF(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
+static inline vi vi_set1(int32_t x) { return VI(_mm256_set1_epi32(x), _mm256_set1_epi32(x)); }
+static inline vf vf_from_vi(vi v) { return VF(_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)); }
+static inline vi vi_round(vf v) { return VI(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); }
+
+static inline vf vf_fma(vf x, vf y, vf z)
+{
+    return VF(_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b));
+}
+
+static inline vf vf_first(vf v, int n, float fill)
+{
+    const __m256i count = _mm256_set1_epi32(n);
+    const __m256i low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i high = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
+    const __m256 other = _mm256_set1_ps(fill);
+    return VF(_mm256_blendv_ps(other, v.a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, low))),
+              _mm256_blendv_ps(other, v.b, _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, high))));
+}
+
+static inline __m256 times_pow2(__m256 v, __m256 n)
+{
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+}
+
+static inline vf vf_times_pow2(vf v, vf n) { return VF(times_pow2(v.a, n.a), times_pow2(v.b, n.b)); }
+
+static inline vf vf_f16(const uint8_t *p)
+{
+    return VF(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)),
+              _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 16))));
+}
+
+static inline __m256i load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+
+static inline void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd)
+{
+    const __m256i a = load_bytes(p), b = load_bytes(p + 32), upper = _mm256_set1_epi32((int)0xffff0000u);
+    *even = VF(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)));
+    *odd = VF(_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper)));
+}
+
+static inline void vi_store_i8(int8_t *p, vi v)
+{
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i *)(void *)p, bytes);
+}
+
+/* Unsigned bytes times signed bytes in one instruction would saturate at 16 bits; so the bytes are widened, even and
+ * odd ones apart, and 16-bit products add in pairs, which is exact. */
+static inline wq wq_load(const uint8_t *p)
+{
+    const __m256i a = load_bytes(p), b = load_bytes(p + 32), low = _mm256_set1_epi16(0x00ff);
+    return (wq){_mm256_and_si256(a, low), _mm256_srli_epi16(a, 8), _mm256_and_si256(b, low), _mm256_srli_epi16(b, 8)};
+}
+
+static inline aq aq_load(const uint8_t *p)
+{
+    int32_t quad;
+    memcpy(&quad, p, sizeof quad);
+    const __m256i all = _mm256_set1_epi32(quad);
+    return (aq){_mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), _mm256_srai_epi16(all, 8)};
+}
+
+static inline vi vi_dot4(vi acc, wq w, aq x)
+{
+    const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(w.even_a, x.even), _mm256_madd_epi16(w.odd_a, x.odd));
+    const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(w.even_b, x.even), _mm256_madd_epi16(w.odd_b, x.odd));
+    return VI(_mm256_add_epi32(acc.a, a), _mm256_add_epi32(acc.b, b));
+}
+
+#define MATMUL_TILE 4
+#define KERNELS kernels_avx2
+#define KERNELS_NAME "avx2"
+#include "body.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#else
+typedef int no_avx2_here;
+#endif

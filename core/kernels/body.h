@@ -1,0 +1,503 @@
+/* body.h: all hot arithmetic, once. Included by one file per instruction set, after that file has defined:
+ *
+ *   vf                     16 f32 lanes        vi   16 int32 lanes
+ *   vf_load(p) vf_store(p, v) vf_set1(x)       unaligned
+ *   vf_add vf_sub vf_mul vf_div                lane by lane, IEEE, round to nearest even
+ *   vf_fma(a, b, c)                            a * b + c, rounded once
+ *   vf_max(a, b)                               a > b ? a : b      (b if a lane is NaN)
+ *   vf_min(a, b)                               a < b ? a : b      (b if a lane is NaN)
+ *   vf_first(v, n, fill)                       lanes 0 … n - 1 of v, `fill` in the others
+ *   vf_times_pow2(v, n)                        adds int(n) to the exponent bits of v; n integral
+ *   vf_f16(p)                                  16 halves, widened
+ *   vf_bf16_pair(p, &even, &odd)               16 x 2 bf16, widened
+ *   vf_from_vi(v)   vi_set1(i)   vi_store_i8(p, v)   vi_round(v)  (f32 to int32, exact for integral v)
+ *   wq, wq_load(p)         64 weight bytes: 16 rows x 4 k, unsigned
+ *   aq, aq_load(p)         4 activation bytes, signed, for all rows
+ *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact
+ *   MATMUL_TILE            activation rows per register tile
+ *   KERNELS                name of the table to define;  KERNELS_NAME its text
+ *
+ * Order rules that make the bits the same everywhere: a row's sum runs over k upwards in one lane; groups of a q8 row
+ * add in order by fma; other sums run in 32 lanes (element i in lane i mod 32) and fold by halves. */
+
+#include "kernels.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- reductions ---------------------------------------------------------------------------------------------- */
+
+/* 32 lanes to one: 32 -> 16 -> 8 -> 4 -> 2 -> 1, lane i takes lane i + half. */
+INLINE float fold_add(vf low, vf high)
+{
+    float lane[16];
+    vf_store(lane, vf_add(low, high));
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    }
+    return lane[0];
+}
+
+INLINE float fold_max(vf v)
+{
+    float lane[16];
+    vf_store(lane, v);
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    }
+    return lane[0];
+}
+
+/* Up to 16 floats, zeros behind them. */
+INLINE vf load_tail(const float *x, int32_t n)
+{
+    float lane[16] = {0};
+    memcpy(lane, x, (size_t)n * sizeof *x);
+    return vf_load(lane);
+}
+
+INLINE void store_tail(float *y, vf v, int32_t n)
+{
+    float lane[16];
+    vf_store(lane, v);
+    memcpy(y, lane, (size_t)n * sizeof *y);
+}
+
+INLINE vf load_at(const float *x, int32_t i, int32_t n)
+{
+    return n - i >= 16 ? vf_load(x + i) : n > i ? load_tail(x + i, n - i) : vf_set1(0);
+}
+
+INLINE void store_at(float *y, int32_t i, int32_t n, vf v)
+{
+    if (n - i >= 16) vf_store(y + i, v);
+    else store_tail(y + i, v, n - i);
+}
+
+INLINE float dot32(const float *a, const float *b, int32_t n)
+{
+    vf low = vf_set1(0), high = vf_set1(0);
+    for (int32_t i = 0; i < n; i += 32) {
+        low = vf_fma(load_at(a, i, n), load_at(b, i, n), low);
+        high = vf_fma(load_at(a, i + 16, n), load_at(b, i + 16, n), high);
+    }
+    return fold_add(low, high);
+}
+
+/* ---- elementary functions ------------------------------------------------------------------------------------ */
+
+/* e^x: x = n ln 2 + r with |r| <= ln 2 / 2, Taylor to r^7 (relative error below 1e-7). Saturates at both ends so that
+ * the result stays a normal number; NaN stays NaN. */
+INLINE vf vf_exp(vf x)
+{
+    const vf magic = vf_set1(12582912.0f); /* 1.5 x 2^23: adding it rounds to an integer */
+    x = vf_min(vf_set1(88.0f), vf_max(vf_set1(-86.6f), x));
+    const vf n = vf_sub(vf_fma(x, vf_set1(1.44269504088896341f), magic), magic);
+    vf r = vf_fma(n, vf_set1(-0.693359375f), x); /* ln 2 in two pieces, the first exact in 9 bits */
+    r = vf_fma(n, vf_set1(2.12194440e-4f), r);
+    vf p = vf_set1(1.0f / 5040);
+    p = vf_fma(p, r, vf_set1(1.0f / 720));
+    p = vf_fma(p, r, vf_set1(1.0f / 120));
+    p = vf_fma(p, r, vf_set1(1.0f / 24));
+    p = vf_fma(p, r, vf_set1(1.0f / 6));
+    p = vf_fma(p, r, vf_set1(0.5f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    return vf_times_pow2(p, n);
+}
+
+static float kernel_exp(float x)
+{
+    float lane[16];
+    vf_store(lane, vf_exp(vf_set1(x)));
+    return lane[0];
+}
+
+static void kernel_silu_mul(float *gate, const float *up, int32_t n)
+{
+    const vf one = vf_set1(1), zero = vf_set1(0);
+    for (int32_t i = 0; i < n; i += 16) {
+        const vf g = load_at(gate, i, n);
+        const vf silu = vf_div(g, vf_add(one, vf_exp(vf_sub(zero, g))));
+        store_at(gate, i, n, vf_mul(silu, load_at(up, i, n)));
+    }
+}
+
+static void kernel_softmax(float *x, int32_t n)
+{
+    vf most = vf_set1(x[0]), low = vf_set1(0), high = vf_set1(0);
+    for (int32_t i = 0; i < n; i += 16) {
+        most = vf_max(vf_first(load_at(x, i, n), n - i < 16 ? n - i : 16, x[0]), most);
+    }
+    const vf max = vf_set1(fold_max(most));
+    for (int32_t i = 0; i < n; i += 16) {
+        const int32_t left = n - i < 16 ? n - i : 16;
+        const vf e = vf_first(vf_exp(vf_sub(load_at(x, i, n), max)), left, 0);
+        if (i % 32 == 0) low = vf_add(low, e);
+        else high = vf_add(high, e);
+        store_at(x, i, n, e);
+    }
+    const vf sum = vf_set1(fold_add(low, high));
+    for (int32_t i = 0; i < n; i += 16) store_at(x, i, n, vf_div(load_at(x, i, n), sum));
+}
+
+/* ---- element by element -------------------------------------------------------------------------------------- */
+
+static void kernel_rms_norm(float *out, const float *x, const float *weight, int32_t n, float eps)
+{
+    const float mean = dot32(x, x, n) / (float)n;
+    const vf scale = vf_set1(1.0f / __builtin_sqrtf(mean + eps));
+    for (int32_t i = 0; i < n; i += 16) {
+        store_at(out, i, n, vf_mul(vf_mul(load_at(x, i, n), scale), load_at(weight, i, n)));
+    }
+}
+
+static void kernel_rotate(float *x, const float *cosine, const float *sine, int32_t dim)
+{
+    const int32_t half = dim / 2;
+    for (int32_t i = 0; i < half; i += 16) {
+        const vf a = load_at(x, i, half), b = load_at(x + half, i, half);
+        const vf c = load_at(cosine, i, half), s = load_at(sine, i, half);
+        store_at(x, i, half, vf_sub(vf_mul(a, c), vf_mul(b, s)));
+        store_at(x + half, i, half, vf_add(vf_mul(b, c), vf_mul(a, s)));
+    }
+}
+
+static void kernel_add(float *y, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_add(load_at(y, i, n), load_at(x, i, n)));
+}
+
+static void kernel_add_scaled(float *y, const float *x, float a, int32_t n)
+{
+    const vf factor = vf_set1(a);
+    for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_fma(factor, load_at(x, i, n), load_at(y, i, n)));
+}
+
+static void kernel_clamp(float *x, float limit, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        store_at(x, i, n, vf_min(vf_set1(limit), vf_max(vf_set1(-limit), load_at(x, i, n))));
+    }
+}
+
+static float kernel_dot(const float *a, const float *b, int32_t n)
+{
+    return dot32(a, b, n);
+}
+
+static bool kernel_all_finite(const float *x, int64_t n)
+{
+    vf sum = vf_set1(0); /* x * 0 is NaN where x is not finite */
+    for (int64_t i = 0; i < n; i += 16) {
+        const int32_t left = n - i < 16 ? (int32_t)(n - i) : 16;
+        sum = vf_fma(load_at(x + i, 0, left), vf_set1(0), sum);
+    }
+    return fold_add(sum, vf_set1(0)) == 0;
+}
+
+static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row)
+{
+    float *const scales = (float *)(void *)(row + q8_scales_at((size_t)n));
+    int32_t *const offsets = (int32_t *)(void *)(row + q8_offsets_at((size_t)n));
+    const vf zero = vf_set1(0);
+    for (int32_t g = first; g < first + count; g++) {
+        const vf low = load_at(x, g * Q8_GROUP, n), high = load_at(x, g * Q8_GROUP + 16, n);
+        const vf size = vf_max(vf_max(low, vf_sub(zero, low)), vf_max(high, vf_sub(zero, high)));
+        const float most = fold_max(size);
+        const float taint = fold_add(vf_mul(low, zero), vf_mul(high, zero)); /* 0, or NaN if not all are finite */
+        const vf inverse = vf_set1(most > 0 && most + taint < __builtin_inff() ? 127.0f / most : 0);
+        const vf magic = vf_set1(12582912.0f);
+        const vf limit = vf_set1(127), minimum = vf_set1(-127);
+        vf ql = vf_sub(vf_add(vf_mul(low, inverse), magic), magic);
+        vf qh = vf_sub(vf_add(vf_mul(high, inverse), magic), magic);
+        ql = vf_max(vf_min(ql, limit), minimum); /* NaN quants become 127: the scale tells */
+        qh = vf_max(vf_min(qh, limit), minimum);
+        int8_t *const q = (int8_t *)row + g * Q8_GROUP;
+        vi_store_i8(q, vi_round(ql));
+        vi_store_i8(q + 16, vi_round(qh));
+        int32_t sum = 0;
+        for (int i = 0; i < Q8_GROUP; i++) sum += q[i];
+        scales[g] = most / 127.0f + taint;
+        offsets[g] = -128 * sum;
+    }
+}
+
+/* ---- matrix products ----------------------------------------------------------------------------------------- */
+
+/* Most accumulators that a register tile may hold: panels x activation rows. */
+enum { TILE_MAX = MATMUL_TILE > 4 ? MATMUL_TILE : 4 };
+
+INLINE const uint8_t *x_row(const struct matmul *m, int32_t t)
+{
+    return (const uint8_t *)m->x + m->x_stride * (size_t)(m->x_rows == NULL ? t : m->x_rows[t]);
+}
+
+INLINE void store_tile(const struct matmul *m, int32_t panel, int32_t t, vf v)
+{
+    float *const y = m->y_rows == NULL ? m->y + (size_t)t * m->y_stride : m->y_rows[t];
+    store_at(y, panel * PANEL_ROWS, m->w->rows, v);
+}
+
+/* P panels from `panel` on, T activation rows from t on; P and T are constants where it is called. */
+INLINE void tile_f32(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t bytes = panel_bytes(TYPE_F32, (uint64_t)m->w->cols);
+    const uint8_t *w = m->w->data + (size_t)panel * bytes;
+    const float *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (int32_t k = 0; k < m->w->cols; k++, w += 64) {
+        for (int p = 0; p < P; p++) {
+            const vf weight = vf_load((const float *)(const void *)(w + (size_t)p * bytes));
+            for (int j = 0; j < T; j++) acc[p * T + j] = vf_fma(weight, vf_set1(x[j][k]), acc[p * T + j]);
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+INLINE void tile_bf16(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t bytes = panel_bytes(TYPE_BF16, (uint64_t)m->w->cols);
+    const uint8_t *w = m->w->data + (size_t)panel * bytes;
+    const float *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (int32_t k = 0; k < m->w->cols; k += 2, w += 64) {
+        const bool pair = k + 1 < m->w->cols;
+        for (int p = 0; p < P; p++) {
+            vf even, odd;
+            vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
+            for (int j = 0; j < T; j++) {
+                vf sum = vf_fma(even, vf_set1(x[j][k]), acc[p * T + j]);
+                if (pair) sum = vf_fma(odd, vf_set1(x[j][k + 1]), sum);
+                acc[p * T + j] = sum;
+            }
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q8, cols), groups = q8_groups(cols);
+    const uint8_t *const w = m->w->data + (size_t)panel * bytes;
+    const uint8_t *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (size_t g = 0; g < groups; g++) {
+        vi dot[TILE_MAX];
+        for (int i = 0; i < P * T; i++) {
+            dot[i] = vi_set1(((const int32_t *)(const void *)(x[i % T] + q8_offsets_at(cols)))[g]);
+        }
+#pragma GCC unroll 1
+        for (int quad = 0; quad < Q8_GROUP / 4; quad++) {
+            wq weight[4];
+            for (int p = 0; p < P; p++) weight[p] = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
+            for (int j = 0; j < T; j++) {
+                const aq a = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
+                for (int p = 0; p < P; p++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight[p], a);
+            }
+        }
+        for (int p = 0; p < P; p++) {
+            const vf ws = vf_f16(w + (size_t)p * bytes + groups * 512 + g * 32);
+            for (int j = 0; j < T; j++) {
+                const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
+                acc[p * T + j] = vf_fma(vf_from_vi(dot[p * T + j]), vf_mul(ws, xs), acc[p * T + j]);
+            }
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+/* Full tiles of activation rows one panel at a time; the few left over several panels at a time. */
+#define DEFINE_MATMUL(type)                                                                                      \
+    static void matmul_##type(const struct matmul *m)                                                            \
+    {                                                                                                            \
+        const int32_t end = m->first_panel + m->n_panels, full = m->n - m->n % MATMUL_TILE;                      \
+        for (int32_t p = m->first_panel; p < end; p++) {                                                         \
+            for (int32_t t = 0; t < full; t += MATMUL_TILE) tile_##type(m, p, t, 1, MATMUL_TILE);                \
+        }                                                                                                        \
+        int32_t t = full;                                                                                        \
+        for (; m->n - t >= 2; t += 2) {                                                                          \
+            int32_t p = m->first_panel;                                                                          \
+            for (; end - p >= 2; p += 2) tile_##type(m, p, t, 2, 2);                                             \
+            for (; p < end; p++) tile_##type(m, p, t, 1, 2);                                                     \
+        }                                                                                                        \
+        for (; t < m->n; t++) {                                                                                  \
+            int32_t p = m->first_panel;                                                                          \
+            for (; end - p >= 4; p += 4) tile_##type(m, p, t, 4, 1);                                             \
+            for (; p < end; p++) tile_##type(m, p, t, 1, 1);                                                     \
+        }                                                                                                        \
+    }
+DEFINE_MATMUL(f32)
+DEFINE_MATMUL(bf16)
+DEFINE_MATMUL(q8)
+
+static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *out)
+{
+    const uint8_t *const scales = panel + q8_groups(cols) * 512;
+    for (size_t k = 0, g = 0; k < cols; g++) {
+        float scale[16];
+        vf_store(scale, vf_f16(scales + g * 32));
+        for (size_t i = 0; i < Q8_GROUP && k < cols; i++, k++) {
+            out[k] = (float)(panel[g * 512 + i / 4 * 64 + lane * 4 + i % 4] - 128) * scale[lane];
+        }
+    }
+}
+
+static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
+{
+    const size_t cols = (size_t)w->cols, lane = (size_t)(r % PANEL_ROWS);
+    const uint8_t *const panel = w->data + (size_t)(r / PANEL_ROWS) * panel_bytes(w->type, cols);
+    if (w->type == TYPE_Q8) {
+        read_row_q8(panel, cols, lane, out);
+        return;
+    }
+    for (size_t k = 0; k < cols; k++) {
+        uint8_t bits[4] = {0};
+        if (w->type == TYPE_F32) memcpy(bits, panel + k * 64 + lane * 4, 4);
+        else memcpy(bits + 2, panel + k / 2 * 64 + lane * 4 + k % 2 * 2, 2); /* bf16 is the upper half of an f32 */
+        memcpy(&out[k], bits, 4);
+    }
+}
+
+/* ---- attention ----------------------------------------------------------------------------------------------- */
+
+/* Keys of a block: element d of 16 neighbouring keys side by side; values: rows of stride roundup16(head_dim). A score
+ * is one lane's sum over d, an output element one lane's sum over keys, blocks merge in order (online softmax,
+ * Milakov and Gimelshein, arXiv:1805.02867): nothing depends on the tile or on how the prompt was cut. */
+struct attend_state {
+    float max[ATTEND_TILE], sum[ATTEND_TILE];
+    float p[ATTEND_TILE][KV_BLOCK];        /* scores, then exp(score - max of the block) */
+    float out[ATTEND_TILE][HEAD_DIM_MAX];
+};
+
+/* Scores of block b for T queries from j on; lanes past a query's last key hold -3.4e38. */
+INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, int32_t from, int j,
+                          const int T)
+{
+    int32_t most = 0;
+    for (int i = 0; i < T; i++) most = a->n_keys[j + i] - from > most ? a->n_keys[j + i] - from : most;
+    if (most > KV_BLOCK) most = KV_BLOCK;
+    const vf scale = vf_set1(a->scale);
+    for (int32_t first = 0; first < most; first += 16) {
+        const float *const k = keys + (size_t)first * (size_t)a->head_dim;
+        vf acc[ATTEND_TILE];
+        for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
+        for (int32_t d = 0; d < a->head_dim; d++) {
+            const vf key = vf_load(k + (size_t)d * 16);
+            for (int i = 0; i < T; i++) acc[i] = vf_fma(key, vf_set1(a->q[j + i][d]), acc[i]);
+        }
+        for (int i = 0; i < T; i++) {
+            const int32_t left = a->n_keys[j + i] - from - first, lanes = left < 0 ? 0 : left < 16 ? left : 16;
+            vf_store(s->p[j + i] + first, vf_first(vf_mul(acc[i], scale), lanes, -3.4e38f));
+        }
+    }
+}
+
+/* Turns the scores of one query in one block into weights; returns their maximum and sum through the pointers. */
+INLINE void attend_weights(float *p, int32_t n, float *max, float *sum)
+{
+    vf most = vf_load(p), low = vf_set1(0), high = vf_set1(0);
+    for (int32_t i = 16; i < n; i += 16) most = vf_max(vf_load(p + i), most);
+    *max = fold_max(most);
+    const vf base = vf_set1(*max);
+    for (int32_t i = 0; i < n; i += 16) {
+        const vf e = vf_first(vf_exp(vf_sub(vf_load(p + i), base)), n - i < 16 ? n - i : 16, 0);
+        if (i % 32 == 0) low = vf_add(low, e);
+        else high = vf_add(high, e);
+        vf_store(p + i, e);
+    }
+    *sum = fold_add(low, high);
+}
+
+/* Sum over the keys of a block of weight x value, merged into the state: T queries from j on. */
+INLINE void attend_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
+                          const float *old_scale, const float *new_scale, int j, const int T)
+{
+    const int32_t stride = (a->head_dim + 15) & ~15;
+    int32_t common = KV_BLOCK;
+    for (int i = 0; i < T; i++) common = n[j + i] < common ? n[j + i] : common;
+    if (common < 0) common = 0; /* a query of the tile ends before this block */
+    for (int32_t d = 0; d < stride; d += 16) {
+        vf acc[ATTEND_TILE];
+        for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
+        for (int32_t key = 0; key < common; key++) {
+            const vf v = vf_load(values + (size_t)key * (size_t)stride + d);
+            for (int i = 0; i < T; i++) acc[i] = vf_fma(v, vf_set1(s->p[j + i][key]), acc[i]);
+        }
+        for (int i = 0; i < T; i++) {
+            for (int32_t key = common; key < n[j + i]; key++) {
+                const vf v = vf_load(values + (size_t)key * (size_t)stride + d);
+                acc[i] = vf_fma(v, vf_set1(s->p[j + i][key]), acc[i]);
+            }
+            if (n[j + i] <= 0) continue;
+            float *const out = s->out[j + i] + d;
+            const vf old = vf_mul(vf_load(out), vf_set1(old_scale[j + i]));
+            vf_store(out, vf_fma(acc[i], vf_set1(new_scale[j + i]), old));
+        }
+    }
+}
+
+static void kernel_attend(const struct attend *a)
+{
+    struct attend_state s;
+    int32_t last = 0;
+    for (int j = 0; j < a->n; j++) {
+        s.max[j] = -3.4e38f;
+        s.sum[j] = 0;
+        memset(s.out[j], 0, (((size_t)a->head_dim + 15) & ~(size_t)15) * sizeof(float));
+        last = a->n_keys[j] > last ? a->n_keys[j] : last;
+    }
+    for (int32_t from = 0; from < last; from += KV_BLOCK) {
+        const uint8_t *const block = a->pool + (size_t)a->table[from / KV_BLOCK] * a->block_bytes;
+        const float *const keys = (const float *)(const void *)(block + a->k_offset);
+        const float *const values = (const float *)(const void *)(block + a->v_offset);
+        int32_t n[ATTEND_TILE];
+        float old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
+        if (a->n == ATTEND_TILE) attend_scores(a, keys, &s, from, 0, ATTEND_TILE);
+        else for (int j = 0; j < a->n; j++) attend_scores(a, keys, &s, from, j, 1);
+        for (int j = 0; j < a->n; j++) {
+            n[j] = a->n_keys[j] - from < KV_BLOCK ? a->n_keys[j] - from : KV_BLOCK;
+            if (n[j] <= 0) continue;
+            float max, sum;
+            attend_weights(s.p[j], n[j], &max, &sum);
+            const float merged = s.max[j] > max ? s.max[j] : max;
+            old_scale[j] = from == 0 ? 0 : kernel_exp(s.max[j] - merged);
+            new_scale[j] = kernel_exp(max - merged);
+            s.sum[j] = s.sum[j] * old_scale[j] + sum * new_scale[j];
+            s.max[j] = merged;
+        }
+        if (a->n == ATTEND_TILE) attend_values(a, values, &s, n, old_scale, new_scale, 0, ATTEND_TILE);
+        else for (int j = 0; j < a->n; j++) attend_values(a, values, &s, n, old_scale, new_scale, j, 1);
+    }
+    for (int j = 0; j < a->n; j++) {
+        const vf sum = vf_set1(s.sum[j]);
+        for (int32_t d = 0; d < a->head_dim; d += 16) {
+            store_at(a->out[j], d, a->head_dim, vf_div(vf_load(s.out[j] + d), sum));
+        }
+    }
+}
+
+const struct kernels KERNELS = {
+    .name = KERNELS_NAME,
+    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8},
+    .quantize = kernel_quantize,
+    .rms_norm = kernel_rms_norm,
+    .silu_mul = kernel_silu_mul,
+    .softmax = kernel_softmax,
+    .rotate = kernel_rotate,
+    .add = kernel_add,
+    .add_scaled = kernel_add_scaled,
+    .clamp = kernel_clamp,
+    .dot = kernel_dot,
+    .exp = kernel_exp,
+    .attend = kernel_attend,
+    .read_row = kernel_read_row,
+    .all_finite = kernel_all_finite,
+};

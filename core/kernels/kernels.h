@@ -1,0 +1,109 @@
+/* kernels.h: the table of hot functions, one instance per instruction set, and the formats they read.
+ *
+ * The bit rule: every entry of every table gives the same bits for the same input. It holds because body.h is the only
+ * source of the arithmetic, written on 16-lane vectors whose lanes never mix except by a fixed tree. See docs/DESIGN.md.
+ */
+#ifndef COLIBRI_KERNELS_H
+#define COLIBRI_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_COUNT = 5 };
+enum {
+    PANEL_ROWS = 16,       /* rows interleaved in a matrix */
+    Q8_GROUP = 32,         /* elements that share a scale */
+    HEAD_DIM_MAX = 1024,
+    KV_BLOCK = 128,        /* positions in a block of the KV cache; part of the bit rule (softmax is merged per block) */
+};
+
+/* A weight matrix [rows, cols] in panels of 16 rows (docs/FORMAT.md §4). data NULL: absent. */
+struct matrix {
+    const uint8_t *data;
+    int32_t rows, cols;
+    uint8_t type; /* enum weight_type */
+};
+
+static inline int32_t matrix_panels(const struct matrix *w)
+{
+    return (w->rows + PANEL_ROWS - 1) / PANEL_ROWS;
+}
+
+/* Bytes of one panel of `cols` columns; 0 for an unknown type. */
+static inline uint64_t panel_bytes(int type, uint64_t cols)
+{
+    if (type == TYPE_F32) return cols * 64;
+    if (type == TYPE_BF16) return (cols + 1) / 2 * 64;
+    if (type == TYPE_Q8) return ((cols + Q8_GROUP - 1) / Q8_GROUP * 544 + 63) & ~(uint64_t)63;
+    return 0;
+}
+
+/* An activation row of n elements quantised to int8, the other factor of q8 weights:
+ * int8 quants [groups][32] padded to 64 bytes, f32 scales [groups], int32 offsets [groups] = -128 x sum of quants
+ * (weights are stored + 128). */
+static inline size_t q8_groups(size_t n) { return (n + Q8_GROUP - 1) / Q8_GROUP; }
+static inline size_t q8_scales_at(size_t n) { return (q8_groups(n) * Q8_GROUP + 63) & ~(size_t)63; }
+static inline size_t q8_offsets_at(size_t n) { return q8_scales_at(n) + q8_groups(n) * 4; }
+static inline size_t q8_row_bytes(size_t n) { return (q8_offsets_at(n) + q8_groups(n) * 4 + 63) & ~(size_t)63; }
+
+/* y[t][r] = sum over k of w[r][k] x[row(t)][k], for 16 x n_panels rows r from panel first_panel on. */
+struct matmul {
+    const struct matrix *w;
+    int32_t first_panel, n_panels;
+    const void *x;           /* f32 rows, or q8 rows if w is q8 */
+    size_t x_stride;         /* bytes from row to row */
+    const int32_t *x_rows;   /* [n] which rows of x; NULL: 0 … n - 1 */
+    int32_t n;
+    float *y;                /* element r of row t at y[t * y_stride + r] */
+    size_t y_stride;         /* floats */
+    float *const *y_rows;    /* [n] where each row starts instead, or NULL */
+};
+
+/* Attention of a tile of queries over one key/value head. Queries see keys 0 … n_keys - 1. */
+enum { ATTEND_TILE = 4 };
+struct attend {
+    int32_t n;                                /* queries, 1 to ATTEND_TILE */
+    const float *q[ATTEND_TILE];              /* [head_dim] */
+    float *out[ATTEND_TILE];                  /* [head_dim] */
+    int32_t n_keys[ATTEND_TILE];
+    const uint8_t *pool;                      /* KV blocks */
+    const int32_t *table;                     /* block of positions 128 b … : pool + table[b] * block_bytes */
+    size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
+    int32_t head_dim;
+    float scale;
+};
+
+struct kernels {
+    const char *name;
+    void (*matmul[TYPE_COUNT])(const struct matmul *m); /* by the type of w */
+    /* Quantises groups first … first + count - 1 of a row of n floats into its q8 row. NaN and infinity end up in the
+     * scale, so that they reach the logits. */
+    void (*quantize)(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row);
+    /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
+    void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
+    void (*silu_mul)(float *gate, const float *up, int32_t n); /* gate = silu(gate) * up. arXiv:2002.05202 */
+    void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */
+    /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */
+    void (*rotate)(float *x, const float *cosine, const float *sine, int32_t dim);
+    void (*add)(float *y, const float *x, int32_t n);               /* y += x */
+    void (*add_scaled)(float *y, const float *x, float a, int32_t n); /* y = fma(a, x, y) */
+    void (*clamp)(float *x, float limit, int32_t n);                /* to +- limit */
+    float (*dot)(const float *a, const float *b, int32_t n);
+    float (*exp)(float x);
+    void (*attend)(const struct attend *a);
+    /* Row r of w as f32 [cols]: the embedding look-up. */
+    void (*read_row)(const struct matrix *w, int32_t r, float *out);
+    bool (*all_finite)(const float *x, int64_t n);
+};
+
+extern const struct kernels kernels_scalar;
+#if defined(__x86_64__)
+extern const struct kernels kernels_avx2;
+extern const struct kernels kernels_avx512;
+#endif
+
+/* The kernel set at `index`, best first, or NULL past the end; *usable says whether this machine can run it. */
+const struct kernels *kernels_list(int index, bool *usable);
+
+#endif

@@ -1,0 +1,206 @@
+/* os.c: Linux. Maps files, reserves memory, reads limits, starts threads. Refuses to decide policy: callers do.
+ * _GNU_SOURCE is for sched_getaffinity and madvise. */
+#define _GNU_SOURCE
+#include "os.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error)
+{
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) {
+        return status_fail(error, COLIBRI_ERROR_IO, "cannot open model file '%s': %s", path, strerror(errno));
+    }
+    struct stat status;
+    if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+        close(descriptor);
+        return status_fail(error, COLIBRI_ERROR_IO, "'%s' is not a regular file; expected a .colibri file", path);
+    }
+    const uint64_t bytes = (uint64_t)status.st_size;
+    if (bytes == 0) {
+        close(descriptor);
+        return status_fail(error, COLIBRI_ERROR_FORMAT, "'%s' is empty; convert the model again", path);
+    }
+    if (bytes > SIZE_MAX) {
+        close(descriptor);
+        return status_fail(error, COLIBRI_ERROR_UNSUPPORTED, "'%s' is larger than this machine's address space", path);
+    }
+    void *const data = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, descriptor, 0);
+    const int reason = errno;
+    posix_fadvise(descriptor, 0, 0, POSIX_FADV_WILLNEED);
+    close(descriptor);
+    if (data == MAP_FAILED) {
+        return status_fail(error, COLIBRI_ERROR_IO, "cannot map '%s': %s", path, strerror(reason));
+    }
+    file->data = data;
+    file->bytes = bytes;
+    return COLIBRI_OK;
+}
+
+void os_unmap_file(struct os_file *file)
+{
+    if (file->data != NULL) munmap((void *)(uintptr_t)file->data, (size_t)file->bytes);
+    file->data = NULL;
+    file->bytes = 0;
+}
+
+void *os_reserve(uint64_t bytes)
+{
+    if (bytes == 0 || bytes > SIZE_MAX) return NULL;
+    void *const memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void os_release(void *memory, uint64_t bytes)
+{
+    if (memory != NULL) munmap(memory, (size_t)bytes);
+}
+
+void os_wipe(void *memory, uint64_t bytes)
+{
+    if (memory == NULL) return;
+    memset(memory, 0, (size_t)bytes);
+    __asm__ volatile("" : : "r"(memory) : "memory"); /* the zeros count as read: the store stays */
+}
+
+/* First number in a file whose line starts with `key` ("" takes the first line); -1 if there is none. */
+static int64_t read_number(const char *path, const char *key)
+{
+    char text[4096];
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) return -1;
+    const ssize_t length = read(descriptor, text, sizeof text - 1);
+    close(descriptor);
+    if (length <= 0) return -1;
+    text[length] = '\0';
+    const char *const line = strstr(text, key);
+    if (line == NULL) return -1;
+    char *end;
+    errno = 0;
+    const long long number = strtoll(line + strlen(key), &end, 10);
+    return errno != 0 || end == line + strlen(key) || number < 0 ? -1 : number;
+}
+
+/* Path of this process's cgroup below a mount: v2 is the line "0::/path", v1 the line with ":<controller>:". */
+static void cgroup_file(char *path, size_t size, const char *marker, const char *mount, const char *name)
+{
+    char text[4096] = "";
+    const int descriptor = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
+    const ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
+    if (descriptor >= 0) close(descriptor);
+    text[length > 0 ? length : 0] = '\0';
+    const char *const found = strstr(text, marker);
+    const char *const group = found == NULL ? "" : found + strlen(marker);
+    const int group_length = (int)strcspn(group, "\n");
+    snprintf(path, size, "%s%.*s/%s", mount, group_length, group, name);
+    if (access(path, R_OK) != 0) snprintf(path, size, "%s/%s", mount, name); /* inside a namespace: the root */
+}
+
+static int64_t cgroup_number(const char *marker, const char *mount, const char *name, const char *key)
+{
+    char path[4500];
+    cgroup_file(path, sizeof path, marker, mount, name);
+    return read_number(path, key);
+}
+
+uint64_t os_available_bytes(void)
+{
+    uint64_t available = UINT64_MAX;
+    const int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
+    if (kib >= 0) available = (uint64_t)kib * 1024;
+    const char *const v1 = ":memory:";
+    const int64_t limits[2] = {cgroup_number("0::", "/sys/fs/cgroup", "memory.max", ""),
+                               cgroup_number(v1, "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "")};
+    const int64_t uses[2] = {cgroup_number("0::", "/sys/fs/cgroup", "memory.current", ""),
+                             cgroup_number(v1, "/sys/fs/cgroup/memory", "memory.usage_in_bytes", "")};
+    /* Clean page cache is charged to the group but given back under pressure: it is not in the way. */
+    const int64_t caches[2] = {cgroup_number("0::", "/sys/fs/cgroup", "memory.stat", "\nfile "),
+                               cgroup_number(v1, "/sys/fs/cgroup/memory", "memory.stat", "cache ")};
+    for (int i = 0; i < 2; i++) {
+        if (limits[i] < 0 || uses[i] < 0) continue;
+        const int64_t held = uses[i] - (caches[i] > 0 && caches[i] < uses[i] ? caches[i] : 0);
+        const uint64_t left = limits[i] > held ? (uint64_t)(limits[i] - held) : 0;
+        if (left < available) available = left;
+    }
+    return available;
+}
+
+int32_t os_cpu_count(void)
+{
+    cpu_set_t set;
+    int64_t count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", "");
+    int64_t period = 100000;
+    if (quota >= 0) {
+        char key[32];
+        snprintf(key, sizeof key, "%lld ", (long long)quota);
+        const int64_t found = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", key);
+        if (found > 0) period = found;
+    } else {
+        quota = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "");
+        const int64_t found = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_period_us", "");
+        if (found > 0) period = found;
+    }
+    if (quota > 0 && (quota + period - 1) / period < count) count = (quota + period - 1) / period;
+    return count < 1 ? 1 : count > 256 ? 256 : (int32_t)count;
+}
+
+const char *os_environment(const char *name)
+{
+    return getenv(name);
+}
+
+int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, void *(*run)(void *), void *argument)
+{
+    pthread_attr_t attributes;
+    pthread_t handle;
+    sigset_t all, previous;
+    if (pthread_attr_init(&attributes) != 0) return COLIBRI_ERROR_IO;
+    int failed = pthread_attr_setstack(&attributes, stack, stack_bytes);
+    if (!failed) {
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &previous);
+        failed = pthread_create(&handle, &attributes, run, argument);
+        pthread_sigmask(SIG_SETMASK, &previous, NULL);
+    }
+    pthread_attr_destroy(&attributes);
+    if (failed) return COLIBRI_ERROR_IO;
+    thread->handle = (void *)handle;
+    return COLIBRI_OK;
+}
+
+void os_thread_join(os_thread thread)
+{
+    pthread_join((pthread_t)thread.handle, NULL);
+}
+
+void os_yield(void)
+{
+    sched_yield();
+}
+
+#ifdef COLIBRI_TRACE
+void os_trace(const char *format, ...)
+{
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line - 1, format, arguments);
+    va_end(arguments);
+    if (length < 0) return;
+    if (length > (int)sizeof line - 2) length = (int)sizeof line - 2;
+    line[length] = '\n';
+    if (write(STDERR_FILENO, line, (size_t)length + 1) < 0) return;
+}
+#endif

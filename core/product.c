@@ -1,0 +1,99 @@
+/* product.c: cuts lists of matrix products into items of a few panels for the pool, and prepares what they read. */
+#include "product.h"
+
+struct matmul product(const struct matrix *w, const struct activation *x, const int32_t *rows, int32_t n, float *y,
+                      size_t y_stride)
+{
+    const bool q8 = w->type == TYPE_Q8;
+    return (struct matmul){
+        .w = w,
+        .n_panels = matrix_panels(w),
+        .x = q8 ? (const void *)x->q8 : x->f32,
+        .x_stride = q8 ? x->q8_bytes : (size_t)x->width * sizeof(float),
+        .x_rows = rows,
+        .n = n,
+        .y = y,
+        .y_stride = y_stride,
+    };
+}
+
+int32_t product_step(const struct chunk *chunk, int64_t panels)
+{
+    const int64_t step = panels / ((int64_t)chunk->threads->n * 8) & ~(int64_t)1;
+    return step < 2 ? 2 : step > 16 ? 16 : (int32_t)step;
+}
+
+struct product_list {
+    const struct chunk *chunk;
+    int32_t count, step;
+};
+
+static void product_item(void *argument, int32_t item)
+{
+    const struct product_list *const list = argument;
+    const struct matmul *m = list->chunk->products;
+    int32_t items;
+    while (item >= (items = (m->n_panels + list->step - 1) / list->step)) {
+        item -= items;
+        m++;
+    }
+    struct matmul part = *m;
+    part.first_panel = item * list->step;
+    if (part.n_panels - part.first_panel < list->step) part.n_panels -= part.first_panel;
+    else part.n_panels = list->step;
+    list->chunk->kernels->matmul[m->w->type](&part);
+}
+
+void product_run(const struct chunk *chunk, int32_t count)
+{
+    int64_t panels = 0, items = 0;
+    for (int32_t i = 0; i < count; i++) panels += chunk->products[i].n_panels;
+    struct product_list list = {chunk, count, product_step(chunk, panels)};
+    for (int32_t i = 0; i < count; i++) items += (chunk->products[i].n_panels + list.step - 1) / list.step;
+    threads_run(chunk->threads, product_item, &list, (int32_t)items);
+}
+
+struct norm_list {
+    const struct chunk *chunk;
+    const float *weight;
+    bool q8;
+};
+
+static void quantize_row(const struct chunk *chunk, const struct activation *a, int32_t row)
+{
+    const int32_t groups = (int32_t)q8_groups((size_t)a->width);
+    chunk->kernels->quantize(a->f32 + (size_t)row * (size_t)a->width, a->width, 0, groups,
+                             a->q8 + (size_t)row * a->q8_bytes);
+}
+
+static void norm_item(void *argument, int32_t row)
+{
+    const struct norm_list *const list = argument;
+    const struct chunk *const c = list->chunk;
+    const size_t at = (size_t)row * (size_t)c->config->n_embd;
+    c->kernels->rms_norm(c->h.f32 + at, c->x + at, list->weight, c->config->n_embd, c->config->norm_eps);
+    if (list->q8) quantize_row(c, &c->h, row);
+}
+
+void product_norm(const struct chunk *chunk, const float *weight, bool q8)
+{
+    struct norm_list list = {chunk, weight, q8};
+    threads_run(chunk->threads, norm_item, &list, chunk->n);
+}
+
+struct quantize_list {
+    const struct chunk *chunk;
+    const struct activation *activation;
+};
+
+static void quantize_item(void *argument, int32_t row)
+{
+    const struct quantize_list *const list = argument;
+    quantize_row(list->chunk, list->activation, row);
+}
+
+void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows)
+{
+    struct quantize_list list = {chunk, a};
+    threads_run(chunk->threads, quantize_item, &list, rows);
+}

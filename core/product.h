@@ -1,0 +1,19 @@
+/* product.h: matrix products spread over the thread pool. Which thread does which panels never changes a bit. */
+#ifndef COLIBRI_PRODUCT_H
+#define COLIBRI_PRODUCT_H
+
+#include "chunk.h"
+
+/* The product of `n` rows of an activation (picked by `rows`, NULL: the first n) with w, into y [n][y_stride]. */
+struct matmul product(const struct matrix *w, const struct activation *x, const int32_t *rows, int32_t n, float *y,
+                      size_t y_stride);
+/* Does chunk->products [0 … count) as one work list. */
+void product_run(const struct chunk *chunk, int32_t count);
+/* Panels that one item of a work list should take, even, given the panels of the whole list. */
+int32_t product_step(const struct chunk *chunk, int64_t panels);
+/* x normalised into h, and quantised if `q8`. */
+void product_norm(const struct chunk *chunk, const float *weight, bool q8);
+/* Quantises the first `rows` rows. */
+void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows);
+
+#endif

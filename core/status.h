@@ -1,0 +1,19 @@
+/* status.h: how a failure travels. A function returns COLIBRI_OK or a negative status; the text is written once,
+ * where the fault is found: what was expected, what was found, where, what to do next. */
+#ifndef COLIBRI_STATUS_H
+#define COLIBRI_STATUS_H
+
+#include "../include/colibri.h"
+
+/* Writes status and text into `error` (may be NULL) and returns the status. */
+__attribute__((format(printf, 3, 4))) int32_t status_fail(colibri_error *error, int32_t status, const char *format,
+                                                          ...);
+
+/* Leaves the calling function with the status of a failed expression. */
+#define TRY(expression)                       \
+    do {                                      \
+        const int32_t try_ = (expression);    \
+        if (try_ != COLIBRI_OK) return try_;  \
+    } while (0)
+
+#endif

@@ -1,0 +1,37 @@
+/* threads.h: one pool per context. The caller is a worker too; the others spin a while between two pieces of work,
+ * then park. Items may run in any order on any thread: results must not depend on it. */
+#ifndef COLIBRI_THREADS_H
+#define COLIBRI_THREADS_H
+
+#include "arena.h"
+#include "os.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { THREADS_MAX = 256, THREADS_STACK = 512 * 1024, THREADS_MAX_ITEMS = (1 << 24) - 1 - THREADS_MAX };
+
+typedef void threads_work(void *argument, int32_t item);
+
+struct threads {
+    _Atomic uint64_t ticket;   /* generation (16 bits) | items (24) | next item (24) */
+    _Atomic int32_t unfinished;/* items of this generation that are not done */
+    _Atomic int32_t parked;
+    _Atomic bool stop;
+    threads_work *work;
+    void *argument;
+    int32_t n;                 /* workers, the caller included */
+    int32_t started;           /* threads to join */
+    os_thread *workers;        /* [n - 1] */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+};
+
+/* Takes stacks and tables from the arena; starts nothing. */
+void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks);
+int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_error *error);
+void threads_stop(struct threads *threads);
+/* Runs work(argument, 0 … items - 1) and returns when all are done. */
+void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items);
+
+#endif

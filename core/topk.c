@@ -1,0 +1,65 @@
+/* topk.c: selection and sorting in place; nothing is allocated. */
+#include "topk.h"
+
+#include <stdbool.h>
+
+static inline bool better(const float *values, int32_t a, int32_t b)
+{
+    const float x = values[a], y = values[b];
+    if (x != x || y != y) return x == x || (y != y && a < b); /* a number beats NaN */
+    return x > y || (x == y && a < b);
+}
+
+/* The two best in one pass: the case of most routers. */
+static void select_two(const float *values, int32_t n, int32_t *indices)
+{
+    int32_t first = better(values, 1, 0) ? 1 : 0, second = 1 - first;
+    for (int32_t i = 2; i < n; i++) {
+        if (better(values, i, first)) {
+            second = first;
+            first = i;
+        } else if (better(values, i, second)) {
+            second = i;
+        }
+    }
+    indices[0] = first;
+    indices[1] = second;
+}
+
+void topk_select(const float *values, int32_t n, int32_t k, int32_t *indices)
+{
+    if (k == 2) {
+        select_two(values, n, indices);
+        return;
+    }
+    int32_t held = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (held == k && !better(values, i, indices[held - 1])) continue;
+        int32_t at = held < k ? held++ : held - 1;
+        for (; at > 0 && better(values, i, indices[at - 1]); at--) indices[at] = indices[at - 1];
+        indices[at] = i;
+    }
+}
+
+/* Heap sort: O(n log n) whatever the input. */
+static void sift(const float *values, int32_t *indices, int32_t root, int32_t n)
+{
+    for (int32_t child; (child = 2 * root + 1) < n; root = child) {
+        if (child + 1 < n && better(values, indices[child], indices[child + 1])) child++; /* the worse child rises */
+        if (!better(values, indices[root], indices[child])) return;
+        const int32_t swap = indices[root];
+        indices[root] = indices[child];
+        indices[child] = swap;
+    }
+}
+
+void topk_sort(const float *values, int32_t *indices, int32_t n)
+{
+    for (int32_t root = n / 2 - 1; root >= 0; root--) sift(values, indices, root, n);
+    for (int32_t end = n - 1; end > 0; end--) {
+        const int32_t worst = indices[0];
+        indices[0] = indices[end];
+        indices[end] = worst;
+        sift(values, indices, 0, end);
+    }
+}

@@ -1,0 +1,286 @@
+/* weights.c: opens a model: one reservation for struct, layers and experts, then a walk over the directory in step with
+ * the config. Owns model memory; refuses a file with a tensor too many, too few, or of another shape. */
+#include "weights.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The walk: the entry that comes next, and what the config says must be there. */
+struct binder {
+    const struct container *container;
+    colibri_error *error;
+    uint32_t next;
+    uint64_t end;      /* of the data bound so far */
+    int32_t layer;     /* -1 outside layers */
+};
+
+static void expected_name(const struct binder *b, const char *name, char *text, size_t size)
+{
+    if (b->layer < 0) snprintf(text, size, "%s", name);
+    else snprintf(text, size, "layers.%d.%s", b->layer, name);
+}
+
+static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t rows, uint64_t cols,
+                    struct container_entry *entry)
+{
+    char expected[CONTAINER_NAME_BYTES];
+    expected_name(b, name, expected, sizeof expected);
+    if (b->next >= b->container->n_entries) {
+        return status_fail(b->error, COLIBRI_ERROR_FORMAT, "tensor '%s' is missing: the directory ends before it", expected);
+    }
+    TRY(container_entry(b->container, b->next, b->end, entry, b->error));
+    if (strcmp(entry->name, expected) != 0) {
+        return status_fail(b->error, COLIBRI_ERROR_FORMAT,
+                           "expected tensor '%s' as entry %u, found '%s'; convert the model again", expected, b->next,
+                           entry->name);
+    }
+    if (entry->kind != kind || entry->rows != rows || entry->cols != cols) {
+        return status_fail(b->error, COLIBRI_ERROR_FORMAT,
+                           "tensor '%s': expected kind %d of shape [%" PRIu64 ", %" PRIu64 "], found kind %d of [%u, %u]",
+                           expected, kind, rows, cols, entry->kind, entry->rows, entry->cols);
+    }
+    b->next++;
+    b->end = entry->offset + entry->bytes;
+    return COLIBRI_OK;
+}
+
+static int32_t check_bytes(struct binder *b, const struct container_entry *entry, uint64_t bytes)
+{
+    if (entry->bytes == bytes) return COLIBRI_OK;
+    return status_fail(b->error, COLIBRI_ERROR_FORMAT,
+                       "tensor '%s' (types %d %d %d): expected %" PRIu64 " bytes, found %" PRIu64
+                       "; the file is damaged or of a newer version",
+                       entry->name, entry->types[0], entry->types[1], entry->types[2], bytes, entry->bytes);
+}
+
+/* Bytes of a matrix, 0 for an unknown type. Rows and cols are below 2^32 and a panel's factor below 2^7: no overflow. */
+static uint64_t matrix_bytes(int type, uint64_t rows, uint64_t cols)
+{
+    return (rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_bytes(type, cols);
+}
+
+static int32_t check_type(struct binder *b, const struct container_entry *entry, int type)
+{
+    if (panel_bytes(type, 1) != 0) return COLIBRI_OK;
+    return status_fail(b->error, COLIBRI_ERROR_UNSUPPORTED,
+                       "tensor '%s' has weight type %d, which this version (" COLIBRI_VERSION ") does not know", entry->name,
+                       type);
+}
+
+static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, const float **vector)
+{
+    struct container_entry entry;
+    TRY(take(b, name, KIND_VECTOR, 1, (uint64_t)cols, &entry));
+    if (entry.types[0] != TYPE_F32) return check_type(b, &entry, 0);
+    TRY(check_bytes(b, &entry, (uint64_t)cols * 4));
+    *vector = (const float *)(const void *)entry.data;
+    return COLIBRI_OK;
+}
+
+static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int64_t cols, struct matrix *matrix)
+{
+    struct container_entry entry;
+    TRY(take(b, name, KIND_MATRIX, (uint64_t)rows, (uint64_t)cols, &entry));
+    TRY(check_type(b, &entry, entry.types[0]));
+    TRY(check_bytes(b, &entry, matrix_bytes(entry.types[0], (uint64_t)rows, (uint64_t)cols)));
+    *matrix = (struct matrix){entry.data, (int32_t)rows, (int32_t)cols, entry.types[0]};
+    return COLIBRI_OK;
+}
+
+static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int64_t n_embd, struct ffn_weights *ffn)
+{
+    char name[CONTAINER_NAME_BYTES];
+    snprintf(name, sizeof name, "%s_gate", prefix);
+    TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->gate));
+    snprintf(name, sizeof name, "%s_up", prefix);
+    TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->up));
+    snprintf(name, sizeof name, "%s_down", prefix);
+    return bind_matrix(b, name, n_embd, n_ff, &ffn->down);
+}
+
+static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_t n_embd, struct ffn_weights *expert)
+{
+    struct container_entry entry;
+    char name[32];
+    snprintf(name, sizeof name, "experts.%d", index);
+    TRY(take(b, name, KIND_EXPERT, (uint64_t)n_ff, (uint64_t)n_embd, &entry));
+    uint64_t bytes[3];
+    for (int i = 0; i < 3; i++) {
+        TRY(check_type(b, &entry, entry.types[i]));
+        bytes[i] = i < 2 ? matrix_bytes(entry.types[i], (uint64_t)n_ff, (uint64_t)n_embd)
+                         : matrix_bytes(entry.types[i], (uint64_t)n_embd, (uint64_t)n_ff);
+    }
+    TRY(check_bytes(b, &entry, bytes[0] + bytes[1] + bytes[2]));
+    expert->gate = (struct matrix){entry.data, (int32_t)n_ff, (int32_t)n_embd, entry.types[0]};
+    expert->up = (struct matrix){entry.data + bytes[0], (int32_t)n_ff, (int32_t)n_embd, entry.types[1]};
+    expert->down = (struct matrix){entry.data + bytes[0] + bytes[1], (int32_t)n_embd, (int32_t)n_ff, entry.types[2]};
+    return COLIBRI_OK;
+}
+
+static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
+{
+    const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
+    TRY(bind_vector(b, "attn_norm", c->n_embd, &layer->attn_norm));
+    TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &layer->q));
+    TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &layer->k));
+    TRY(bind_matrix(b, "attn_v", kv_rows, c->n_embd, &layer->v));
+    if (c->attn_qkv_bias) {
+        TRY(bind_vector(b, "attn_q_bias", q_rows, &layer->q_bias));
+        TRY(bind_vector(b, "attn_k_bias", kv_rows, &layer->k_bias));
+        TRY(bind_vector(b, "attn_v_bias", kv_rows, &layer->v_bias));
+    }
+    if (c->qk_norm) {
+        TRY(bind_vector(b, "attn_q_norm", c->qk_norm == 1 ? c->head_dim : q_rows, &layer->q_norm));
+        TRY(bind_vector(b, "attn_k_norm", c->qk_norm == 1 ? c->head_dim : kv_rows, &layer->k_norm));
+    }
+    TRY(bind_matrix(b, "attn_out", c->n_embd, q_rows, &layer->out));
+    if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));
+    return COLIBRI_OK;
+}
+
+static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_experts, struct layer *layer,
+                          struct ffn_weights *experts)
+{
+    TRY(bind_attention(b, c, layer));
+    TRY(bind_vector(b, "ffn_norm", c->n_embd, &layer->ffn_norm));
+    if (n_experts == 0) return bind_ffn(b, "ffn", c->n_ff, c->n_embd, &layer->dense);
+    TRY(bind_matrix(b, "router", n_experts, c->n_embd, &layer->router));
+    if (layer->router.type != TYPE_F32) {
+        return status_fail(b->error, COLIBRI_ERROR_FORMAT, "layers.%d.router has weight type %d, expected f32 (1)", b->layer,
+                           layer->router.type);
+    }
+    if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
+    if (c->n_ff_shared) TRY(bind_ffn(b, "shared", c->n_ff_shared, c->n_embd, &layer->shared));
+    layer->experts = experts;
+    for (int32_t e = 0; e < n_experts; e++) TRY(bind_expert(b, e, c->n_ff_expert, c->n_embd, &experts[e]));
+    return COLIBRI_OK;
+}
+
+static bool reads_q8(const struct ffn_weights *ffn)
+{
+    return ffn->gate.type == TYPE_Q8 || ffn->up.type == TYPE_Q8;
+}
+
+static bool layer_reads_q8(const struct layer *layer, int32_t n_experts)
+{
+    bool q8 = reads_q8(&layer->dense) || reads_q8(&layer->shared);
+    for (int32_t e = 0; e < n_experts; e++) q8 = q8 || reads_q8(&layer->experts[e]);
+    return q8;
+}
+
+static int32_t bind_model(colibri_model *model, colibri_error *error)
+{
+    const struct config *const c = &model->config;
+    const struct container *const container = &model->container;
+    const uint64_t data = (uint64_t)(container->directory - container->file.data) +
+                          (uint64_t)container->n_entries * CONTAINER_ENTRY_BYTES;
+    struct binder b = {.container = container, .error = error, .end = data, .layer = -1};
+    TRY(bind_matrix(&b, "embedding", c->n_vocab, c->n_embd, &model->embedding));
+    model->output = model->embedding;
+    if (!c->tied_output) TRY(bind_matrix(&b, "output", c->n_vocab, c->n_embd, &model->output));
+    TRY(bind_vector(&b, "output_norm", c->n_embd, &model->output_norm));
+    if (c->rope_dim > 0) TRY(bind_vector(&b, "rope_inv_freq", c->rope_dim / 2, &model->rope_inv_freq));
+    struct ffn_weights *experts = model->experts;
+    for (b.layer = 0; b.layer < c->n_layers; b.layer++) {
+        TRY(bind_layer(&b, c, c->n_experts[b.layer], &model->layers[b.layer], experts));
+        model->layers[b.layer].ffn_reads_q8 = layer_reads_q8(&model->layers[b.layer], c->n_experts[b.layer]);
+        experts += c->n_experts[b.layer];
+    }
+    for (; b.next < container->n_entries; b.next++) {
+        struct container_entry entry;
+        TRY(container_entry(container, b.next, b.end, &entry, error));
+        if (entry.kind != KIND_BLOB) {
+            return status_fail(error, COLIBRI_ERROR_FORMAT, "tensor '%s' is not asked for by the config", entry.name);
+        }
+        b.end = entry.offset + entry.bytes;
+    }
+    return COLIBRI_OK;
+}
+
+static int32_t choose_kernels(const struct kernels **chosen, colibri_error *error)
+{
+    const char *const forced = os_environment("COLIBRI_ISA");
+    char names[128] = "";
+    bool usable = false;
+    for (int i = 0; (*chosen = kernels_list(i, &usable)) != NULL; i++) {
+        const bool named = forced == NULL || forced[0] == '\0' || strcmp(forced, (*chosen)->name) == 0;
+        if (named && usable) return COLIBRI_OK;
+        const size_t used = strlen(names);
+        if (usable) snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*chosen)->name);
+    }
+    return status_fail(error, COLIBRI_ERROR_UNSUPPORTED,
+                       "COLIBRI_ISA=%.40s is not a kernel set of this machine; expected one of: %s", forced, names);
+}
+
+static void *take_layers(struct arena *arena, const struct config *config, colibri_model *model)
+{
+    uint64_t n_experts = 0;
+    for (int32_t layer = 0; layer < config->n_layers; layer++) n_experts += (uint64_t)config->n_experts[layer];
+    void *const self = arena_take(arena, 1, sizeof *model);
+    struct layer *const layers = arena_take(arena, (uint64_t)config->n_layers, sizeof *layers);
+    struct ffn_weights *const experts = arena_take(arena, n_experts, sizeof *experts);
+    if (self != NULL) {
+        model->layers = layers;
+        model->experts = experts;
+    }
+    return self;
+}
+
+static void fill_info(colibri_model *model, uint64_t model_bytes)
+{
+    const struct config *const c = &model->config;
+    model->info = (colibri_model_info){
+        .n_vocab = c->n_vocab,
+        .n_vocab_used = c->n_vocab_used,
+        .n_layers = c->n_layers,
+        .n_embd = c->n_embd,
+        .n_experts = config_max_experts(c),
+        .n_experts_used = c->n_experts_used,
+        .context_length = c->context_length,
+        .file_bytes = model->container.file.bytes,
+        .model_bytes = model_bytes,
+        .isa = model->kernels->name,
+    };
+}
+
+int32_t weights_open(const char *path, colibri_model **out, colibri_error *error)
+{
+    const struct kernels *kernels;
+    struct container container;
+    struct config config;
+    TRY(choose_kernels(&kernels, error));
+    TRY(container_open(path, &container, error));
+    int32_t status = config_parse(container.config, container.config_bytes, &config, error);
+    struct arena arena = {0};
+    colibri_model *model = NULL;
+    if (status == COLIBRI_OK) {
+        take_layers(&arena, &config, NULL);
+        model = os_reserve(arena.used);
+        if (model == NULL) status = status_fail(error, COLIBRI_ERROR_MEMORY, "no memory for the model's tables");
+    }
+    if (status != COLIBRI_OK) {
+        container_close(&container);
+        return status;
+    }
+    arena = (struct arena){.base = (uint8_t *)model};
+    take_layers(&arena, &config, model);
+    atomic_init(&model->references, 1);
+    model->container = container;
+    model->config = config;
+    model->kernels = kernels;
+    fill_info(model, arena.used);
+    status = bind_model(model, error);
+    if (status != COLIBRI_OK) weights_release(model);
+    else *out = model;
+    return status;
+}
+
+void weights_release(colibri_model *model)
+{
+    if (atomic_fetch_sub(&model->references, 1) > 1) return;
+    const uint64_t bytes = model->info.model_bytes;
+    container_close(&model->container);
+    os_wipe(model, bytes);
+    os_release(model, bytes);
+}

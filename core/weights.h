@@ -1,0 +1,46 @@
+/* weights.h: an open model. Every tensor that the config asks for is found in the container in the canonical order,
+ * its type, shape and size checked once; the mathematics afterwards checks nothing. Shared, immutable, counted. */
+#ifndef COLIBRI_WEIGHTS_H
+#define COLIBRI_WEIGHTS_H
+
+#include "config.h"
+#include "container.h"
+#include "arena.h"
+#include "kernels/kernels.h"
+
+#include <stdatomic.h>
+
+/* gate and up [n_ff, n_embd], down [n_embd, n_ff]: a dense feed-forward, a shared expert or a routed one. */
+struct ffn_weights { struct matrix gate, up, down; };
+
+struct layer {
+    const float *attn_norm;                     /* [n_embd] */
+    struct matrix q, k, v;                      /* [heads x head_dim, n_embd] */
+    const float *q_bias, *k_bias, *v_bias;      /* NULL: none */
+    const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; NULL: none */
+    struct matrix out;                          /* [n_embd, n_heads x head_dim] */
+    const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
+    struct ffn_weights dense;                   /* data NULL in a MoE layer */
+    struct matrix router;                       /* [n_experts, n_embd] f32 */
+    const float *shared_router;                 /* [n_embd]; NULL: the shared expert is not gated */
+    struct ffn_weights shared;                  /* data NULL: none */
+    const struct ffn_weights *experts;          /* [n_experts] */
+    bool ffn_reads_q8;                          /* some gate or up is q8: the layer's input must be quantised */
+};
+
+struct colibri_model {
+    _Atomic int32_t references;
+    struct container container;
+    struct config config;
+    const struct kernels *kernels;
+    colibri_model_info info;
+    struct matrix embedding, output;            /* [n_vocab, n_embd], the same one if tied */
+    const float *output_norm, *rope_inv_freq;   /* [n_embd], [rope_dim / 2] */
+    struct layer *layers;                       /* [n_layers] */
+    struct ffn_weights *experts;                /* of all layers */
+};
+
+int32_t weights_open(const char *path, colibri_model **model, colibri_error *error);
+void weights_release(colibri_model *model);
+
+#endif

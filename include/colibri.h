@@ -1,0 +1,187 @@
+/* colibri.h: the whole public interface of libcolibri, a Mixture-of-Experts inference engine.
+ *
+ * Owns: opening a `.colibri` model, planning memory, contexts with their sequences, evaluation, sampling.
+ * Refuses: other file formats (the Python converter makes `.colibri`), tokenization, printing, exiting.
+ *
+ * Conventions
+ *   - A function that can fail returns 0 (COLIBRI_OK) or a negative status and fills the caller's
+ *     `colibri_error` (may be NULL) with: what was expected, what was found, where, what to do next.
+ *   - A model is immutable and shared by any number of contexts. A context belongs to one thread at a time;
+ *     only colibri_cancel may be called from another thread meanwhile.
+ *   - colibri_init makes one reservation of exactly the planned bytes. Nothing later allocates memory.
+ *   - Logits are the same bits on every instruction set, for any number of threads, any batch composition and
+ *     any chunking of a prompt.
+ *   - All counts are int32_t unless they are bytes (uint64_t). Arrays are row-major.
+ *
+ * The environment variable COLIBRI_ISA = scalar | avx2 | avx512 | neon forces a kernel set; an unknown or
+ * unavailable one is an error of colibri_open.
+ */
+#ifndef COLIBRI_H
+#define COLIBRI_H
+
+#include <stdint.h>
+
+#define COLIBRI_VERSION "0.1.0"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+
+/* [declarations] Everything up to the end mark is read by the Python binding: plain declarations only. */
+
+enum colibri_status {
+    COLIBRI_OK = 0,
+    COLIBRI_ERROR_ARGUMENT = -1,    /* a parameter is out of its range */
+    COLIBRI_ERROR_IO = -2,          /* the operating system refused a file or a thread */
+    COLIBRI_ERROR_FORMAT = -3,      /* the model file is damaged, truncated or not a .colibri file */
+    COLIBRI_ERROR_UNSUPPORTED = -4, /* the file or the machine needs something this build lacks */
+    COLIBRI_ERROR_MEMORY = -5,      /* the planned bytes could not be had */
+    COLIBRI_ERROR_CONTEXT = -6,     /* the sequence would grow beyond `context` positions */
+    COLIBRI_ERROR_CANCELLED = -7,   /* colibri_cancel was called or an observer returned non-zero */
+    COLIBRI_ERROR_NUMERIC = -8      /* a logit is NaN or infinite: damaged weights or overflow */
+};
+
+typedef struct colibri_model colibri_model;
+typedef struct colibri_context colibri_context;
+
+typedef struct colibri_error {
+    int32_t status;
+    char text[508]; /* NUL-terminated UTF-8 */
+} colibri_error;
+
+/* What colibri_open found. Sizes in elements; pointers live as long as the model. */
+typedef struct colibri_model_info {
+    int32_t n_vocab;        /* rows of the embedding: the length of a logits row */
+    int32_t n_vocab_used;   /* ids at or above it are padding and are never sampled */
+    int32_t n_layers;
+    int32_t n_embd;
+    int32_t n_experts;      /* the largest of all layers; 0 for an all-dense model */
+    int32_t n_experts_used; /* experts chosen per token */
+    int32_t context_length; /* positions the model was trained for */
+    uint64_t file_bytes;
+    uint64_t model_bytes;   /* private memory that the open model takes */
+    const char *isa;        /* the kernel set in use */
+} colibri_model_info;
+
+/* Parameters of a context. Fill with colibri_default_params, then change fields. */
+typedef struct colibri_params {
+    int32_t context;      /* positions per sequence, at least 1; default min(context_length, 4096) */
+    int32_t max_batch;    /* sequences, 1 to 4096; default 1 */
+    int32_t threads;      /* 1 to 256; default: CPUs of the affinity mask, cut to the cgroup's quota */
+    int32_t chunk;        /* rows evaluated together, 1 to 65536; default min(context x max_batch, 512) */
+    void *memory;         /* caller's memory for the context, 4096-byte aligned, or NULL: reserve it */
+    uint64_t memory_bytes;/* size of `memory`: at least plan.context_bytes */
+} colibri_params;
+
+/* Bytes by category, known before anything is taken. */
+typedef struct colibri_memory_plan {
+    uint64_t weights_mapped;  /* the model file, mapped read-only: clean pages the system may drop */
+    uint64_t model;           /* private memory of the open model, shared by its contexts */
+    uint64_t kv_cache;
+    uint64_t activations;
+    uint64_t sampling;
+    uint64_t threads;         /* stacks */
+    uint64_t control;         /* the context itself, block tables, alignment */
+    uint64_t context_bytes;   /* kv_cache + activations + sampling + threads + control: one reservation */
+    uint64_t total_bytes;     /* weights_mapped + model + context_bytes */
+} colibri_memory_plan;
+
+/* What the router of one layer decided for the rows of one chunk; valid during the call only. */
+typedef struct colibri_routing {
+    int32_t layer;
+    int32_t n_rows;
+    int32_t n_experts;
+    int32_t n_experts_used;
+    const int32_t *sequences; /* [n_rows] */
+    const int32_t *positions; /* [n_rows] */
+    const float *logits;      /* [n_rows][n_experts] gate logits */
+    const int32_t *experts;   /* [n_rows][n_experts_used] best first; ties: lowest index first */
+    const float *weights;     /* [n_rows][n_experts_used] what the experts' outputs are multiplied by */
+} colibri_routing;
+
+/* Called on the evaluating thread between layers. A non-zero return cancels the evaluation. Any may be NULL. */
+typedef struct colibri_observer {
+    int32_t (*progress)(void *user, uint64_t done, uint64_t total); /* in rows x layers */
+    int32_t (*routing)(void *user, const colibri_routing *routing); /* once per MoE layer and chunk */
+    void *user;
+} colibri_observer;
+
+/* Ids to append to one sequence, and where its logits go. */
+typedef struct colibri_input {
+    int32_t sequence;   /* 0 to max_batch - 1, each at most once in a batch */
+    int32_t n_ids;      /* at least 1 */
+    const int32_t *ids; /* [n_ids], each 0 to n_vocab - 1 */
+    int32_t n_logits;   /* logits of the last n_logits ids, 0 to n_ids */
+    float *logits;      /* [n_logits][n_vocab]; may be NULL if n_logits is 0 */
+} colibri_input;
+
+/* Applied in this order: repetition_penalty, temperature, top_k, top_p, min_p. All zero is greedy. */
+typedef struct colibri_sampling {
+    float temperature;        /* 0: greedy (the lowest id among equal logits); else > 0 */
+    int32_t top_k;            /* 0: off */
+    float top_p;              /* 0 < top_p <= 1; 1: off (0 is read as 1) */
+    float min_p;              /* 0 to 1, relative to the most likely token; 0: off */
+    float repetition_penalty; /* > 0; 1: off (0 is read as 1). CTRL, arXiv:1909.05858 */
+    uint64_t seed;            /* the draw depends on seed and position only */
+} colibri_sampling;
+
+/* Version of the library ("0.1.0"), a short name of a status, and the JSON schema of a model's config:
+ * {"fields": [{"name", "type": "int" | "float", "per_layer", "min", "max", "default" (absent: required), "doc"}]}.
+ * Static strings. */
+const char *colibri_version(void);
+const char *colibri_status_text(int32_t status);
+const char *colibri_config_schema(void);
+
+/* Maps the file, checks every size, type and shape against the config, and binds the tensors. */
+int32_t colibri_open(const char *path, colibri_model **model, colibri_error *error);
+const colibri_model_info *colibri_info(const colibri_model *model);
+/* One config field; layer is 0 for fields that are not per layer. */
+int32_t colibri_config_value(const colibri_model *model, const char *field, int32_t layer, double *value);
+/* Drops the caller's reference; the file is unmapped when the last context is freed too. NULL is ignored. */
+void colibri_close(colibri_model *model);
+
+int32_t colibri_default_params(const colibri_model *model, colibri_params *params);
+int32_t colibri_plan(const colibri_model *model, const colibri_params *params, colibri_memory_plan *plan,
+                     colibri_error *error);
+/* params NULL: the defaults. The context keeps the model open. */
+int32_t colibri_init(colibri_model *model, const colibri_params *params, colibri_context **context,
+                     colibri_error *error);
+/* Wipes every byte of the context, ends its threads, gives the memory back. NULL is ignored. */
+void colibri_free(colibri_context *context);
+/* Text of the last failure of this context; status 0 if there was none. */
+const colibri_error *colibri_last_error(const colibri_context *context);
+
+/* Appends ids to sequence 0 and writes the logits [n_vocab] of the last one. */
+int32_t colibri_run_inference(colibri_context *context, const int32_t *input_ids, int32_t n_ids, float *logits);
+/* Appends ids to several sequences at once. After a failure every sequence is as it was before. */
+int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
+                         const colibri_observer *observer);
+/* Ends the running evaluation between two layers (or the next one, if none runs). Any thread may call it. */
+void colibri_cancel(colibri_context *context);
+
+/* Positions held by a sequence, or a negative status. */
+int32_t colibri_position(const colibri_context *context, int32_t sequence);
+/* Forgets everything at and after `position`; 0 empties the sequence. */
+int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position);
+/* Makes `target` a copy of `source`; whole cache blocks are shared, never copied. */
+int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target);
+
+/* Chooses the next id from logits [n_vocab], which stay unchanged. history [n_history] feeds the penalty
+ * (NULL if 0); position makes draws independent: use the number of tokens before the drawn one. */
+int32_t colibri_sample(colibri_context *context, const float *logits, const colibri_sampling *sampling,
+                       const int32_t *history, int32_t n_history, uint64_t position, int32_t *id);
+/* The k largest of values [n], best first, ties to the lowest index; allocates nothing. NaN counts as lowest. */
+int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *indices);
+
+/* [end of declarations] */
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
+#ifdef __cplusplus
+}
+#endif
+#endif
