@@ -23,7 +23,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096 };
     INT(context_length, 1, 1073741824, REQUIRED, "positions the model was trained for")                               \
     FLOAT(norm_eps, 0, 1, REQUIRED, "epsilon of every RMSNorm")                                                       \
     FLOAT(attn_scale, 0.0000001, 1000, REQUIRED, "multiplies q.k before the softmax")                                 \
-    FLOAT(qkv_clip, 0, 1000000, 0, "clamps q, k and v to +- this after projection; 0: off")                           \
+    FLOAT(qkv_clip, 0, 1000000, 0, "clamps q, k and v to +- this before RoPE; 0: off")                                 \
     INT(qk_norm, 0, 2, 0, "RMSNorm of q and k before RoPE: 1 per head, 2 over the full projection; 0: off")           \
     INT(attn_qkv_bias, 0, 1, 0, "1: q, k and v have biases")                                                          \
     INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \

@@ -71,7 +71,7 @@ typedef struct colibri_params {
     int32_t context;      /* positions per sequence, at least 1; default min(context_length, 4096) */
     int32_t max_batch;    /* sequences, 1 to 4096; default 1 */
     int32_t threads;      /* 1 to 256; default: CPUs of the affinity mask, cut to the cgroup's quota */
-    int32_t chunk;        /* rows evaluated together, 1 to 65536; default min(context x max_batch, 512) */
+    int32_t chunk;        /* rows evaluated together, 1 to 4096; default min(context x max_batch, 512) */
     void *memory;         /* caller's memory for the context, 4096-byte aligned, or NULL: reserve it */
     uint64_t memory_bytes;/* size of `memory`: at least plan.context_bytes */
 } colibri_params;

@@ -24,7 +24,9 @@
 
 #include <string.h>
 
+#ifndef INLINE
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 /* ---- reductions ---------------------------------------------------------------------------------------------- */
 

@@ -1,101 +1,115 @@
-/* scalar.c: the kernel set of every machine, in plain C; the reference that the others are compared with. Owns the
- * exact fused multiply-add for CPUs without one. */
+/* scalar.c: the kernel set of every machine, in plain C with the vector types of gcc and clang, which become whatever the
+ * target has; the reference that the others are compared with. Owns the exact fused multiply-add for CPUs without one. */
 #include <stdint.h>
 #include <string.h>
 
-#define EACH for (int i = 0; i < 16; i++)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi" /* vectors never cross a function that is not inlined */
+#endif
 
-typedef struct vf { float lane[16]; } vf;
-typedef struct vi { int32_t lane[16]; } vi;
-typedef struct wq { uint8_t byte[64]; } wq;
-typedef struct aq { int8_t byte[4]; } aq;
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef vu wq; /* 16 rows x 4 bytes */
+typedef vi aq; /* the same 4 bytes in each lane */
+typedef double vd __attribute__((vector_size(128)));
+typedef int64_t vl __attribute__((vector_size(128)));
+
+INLINE vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vf vf_set1(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE vi vi_set1(int32_t x) { return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE vf vf_add(vf a, vf b) { return a + b; }
+INLINE vf vf_sub(vf a, vf b) { return a - b; }
+INLINE vf vf_mul(vf a, vf b) { return a * b; }
+INLINE vf vf_div(vf a, vf b) { return a / b; }
+INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+INLINE vf vf_max(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf vf_min(vf a, vf b) { return choose(a < b, a, b); }
+INLINE vf vf_from_vi(vi v) { return __builtin_convertvector(v, vf); }
+INLINE wq wq_load(const uint8_t *p) { wq w; memcpy(&w, p, sizeof w); return w; }
 
 /* a * b + c rounded once. The product of two floats is exact in double; the sum is rounded to odd (Boldo and
  * Melquiond, 2008), which keeps the last rounding, to float, right. */
-static inline float fused(float a, float b, float c)
-{
 #ifdef __FP_FAST_FMAF
-    return __builtin_fmaf(a, b, c);
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    for (int i = 0; i < 16; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+}
 #else
-    const double product = (double)a * b, addend = c;
-    double sum = product + addend;
-    const double part = sum - product;
-    const double lost = (product - (sum - part)) + (addend - part);
-    if (lost > 0 || lost < 0) {
-        uint64_t bits;
-        memcpy(&bits, &sum, sizeof bits);
-        if ((bits & 1) == 0) bits += (lost > 0) == (sum > 0) ? 1 : UINT64_MAX;
-        memcpy(&sum, &bits, sizeof bits);
-    }
-    return (float)sum;
+static __attribute__((noinline)) void fused(const vf *x, const vf *y, vf *z) /* z = x * y + z; long: one copy is enough */
+{
+    const vf a = *x, b = *y, c = *z;
+    const vd product = __builtin_convertvector(a, vd) * __builtin_convertvector(b, vd);
+    const vd addend = __builtin_convertvector(c, vd), sum = product + addend, part = sum - product;
+    const vd lost = (product - (sum - part)) + (addend - part), zero = {0};
+    const vl inexact = (lost > zero) | (lost < zero), even = -(~(vl)sum & 1);
+    const vl away = -2 * (((lost > zero) ^ (sum > zero)) & 1) + 1; /* + 1 if the lost part makes |sum| larger */
+    *z = __builtin_convertvector((vd)((vl)sum + (away & inexact & even)), vf);
+}
+
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    fused(&a, &b, &c);
+    return c;
+}
 #endif
+
+INLINE vf vf_first(vf v, int n, float fill)
+{
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return choose(lane < vi_set1(n), v, vf_set1(fill));
 }
 
-static inline vf vf_load(const float *p) { vf v; memcpy(v.lane, p, sizeof v.lane); return v; }
-static inline void vf_store(float *p, vf v) { memcpy(p, v.lane, sizeof v.lane); }
-static inline vf vf_set1(float x) { vf v; EACH v.lane[i] = x; return v; }
-static inline vf vf_add(vf a, vf b) { EACH a.lane[i] += b.lane[i]; return a; }
-static inline vf vf_sub(vf a, vf b) { EACH a.lane[i] -= b.lane[i]; return a; }
-static inline vf vf_mul(vf a, vf b) { EACH a.lane[i] *= b.lane[i]; return a; }
-static inline vf vf_div(vf a, vf b) { EACH a.lane[i] /= b.lane[i]; return a; }
-static inline vf vf_fma(vf a, vf b, vf c) { EACH c.lane[i] = fused(a.lane[i], b.lane[i], c.lane[i]); return c; }
-static inline vf vf_max(vf a, vf b) { EACH a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; return a; }
-static inline vf vf_min(vf a, vf b) { EACH a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; return a; }
-static inline vf vf_first(vf v, int n, float fill) { EACH v.lane[i] = i < n ? v.lane[i] : fill; return v; }
-static inline vi vi_set1(int32_t x) { vi v; EACH v.lane[i] = x; return v; }
-static inline vf vf_from_vi(vi v) { vf r; EACH r.lane[i] = (float)v.lane[i]; return r; }
-static inline vi vi_round(vf v) { vi r; EACH r.lane[i] = (int32_t)v.lane[i]; return r; }
-static inline void vi_store_i8(int8_t *p, vi v) { EACH p[i] = (int8_t)v.lane[i]; }
-static inline wq wq_load(const uint8_t *p) { wq w; memcpy(w.byte, p, sizeof w.byte); return w; }
-static inline aq aq_load(const uint8_t *p) { aq a; memcpy(a.byte, p, sizeof a.byte); return a; }
-
-static inline vf vf_times_pow2(vf v, vf n)
+INLINE vi vi_round(vf v)
 {
-    EACH {
-        uint32_t bits;
-        memcpy(&bits, &v.lane[i], sizeof bits);
-        /* A NaN count stays out of the conversion (undefined there); v is NaN then and stays so. */
-        bits += (uint32_t)(n.lane[i] == n.lane[i] ? (int32_t)n.lane[i] : 0) << 23;
-        memcpy(&v.lane[i], &bits, sizeof bits);
-    }
-    return v;
+    return __builtin_convertvector(choose(v == v, v, vf_set1(0)), vi); /* NaN would be undefined here */
 }
 
-static inline vf vf_f16(const uint8_t *p)
+INLINE vf vf_times_pow2(vf v, vf n) { return (vf)((vu)v + ((vu)vi_round(n) << 23)); }
+
+INLINE void vi_store_i8(int8_t *p, vi v)
 {
-    vf r;
-    EACH {
-        uint16_t half;
-        memcpy(&half, p + 2 * i, sizeof half);
-        const uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
-        /* Shifted into place the exponent is 112 too small; for inf and NaN it must become 255. */
-        uint32_t bits = rest >= 0x7c00 ? rest << 13 | 0x7f800000 : (rest << 13) + (112u << 23);
-        float x;
-        if (rest < 0x400) { /* subnormal: rest units of 2^-24 */
-            x = (float)rest * 0x1p-24f;
-            memcpy(&bits, &x, sizeof bits);
-        }
-        bits |= sign;
-        memcpy(&r.lane[i], &bits, sizeof bits);
-    }
-    return r;
+    for (int i = 0; i < 16; i++) p[i] = (int8_t)v[i];
 }
 
-static inline void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd)
+INLINE vf vf_f16(const uint8_t *p)
 {
-    EACH {
-        uint32_t pair;
-        memcpy(&pair, p + 4 * i, sizeof pair);
-        const uint32_t low = pair << 16, high = pair & 0xffff0000u;
-        memcpy(&even->lane[i], &low, sizeof low);
-        memcpy(&odd->lane[i], &high, sizeof high);
-    }
+    uint16_t half[16];
+    vu bits;
+    memcpy(half, p, sizeof half);
+    for (int i = 0; i < 16; i++) bits[i] = half[i];
+    const vu sign = (bits & 0x8000) << 16, rest = bits & 0x7fff;
+    /* Shifted into place the exponent is 112 too small; for inf and NaN it must become 255; a subnormal is rest units of
+     * 2^-24. */
+    const vf normal = (vf)((rest << 13) + (112u << 23)), endless = (vf)((rest << 13) | 0x7f800000u);
+    const vf tiny = __builtin_convertvector((vi)rest, vf) * 0x1p-24f;
+    const vf size = choose((vi)rest < 0x400, tiny, choose((vi)rest < 0x7c00, normal, endless));
+    return (vf)((vu)size | sign);
 }
 
-static inline vi vi_dot4(vi acc, wq w, aq a)
+INLINE void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd)
 {
-    EACH {
-        for (int k = 0; k < 4; k++) acc.lane[i] += (int32_t)w.byte[4 * i + k] * a.byte[k];
+    const vu pair = wq_load(p);
+    *even = (vf)(pair << 16);
+    *odd = (vf)(pair & 0xffff0000u);
+}
+
+INLINE aq aq_load(const uint8_t *p)
+{
+    int32_t quad;
+    memcpy(&quad, p, sizeof quad);
+    return vi_set1(quad);
+}
+
+INLINE vi vi_dot4(vi acc, wq w, aq a)
+{
+    for (int shift = 0; shift < 32; shift += 8) {
+        const vi weight = (vi)(w >> shift & 0xff), factor = (vi)((vu)a << (24 - shift)) >> 24;
+        acc += weight * factor;
     }
     return acc;
 }

@@ -1,6 +1,7 @@
 /* kernel_test.c: every entry of every kernel table against the scalar one: equal bytes on random input, odd lengths,
  * unaligned rows and extreme values. Prints a line per kernel set; exit code 1 on the first difference.
  * With --bench also the rate of each matrix product. */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "../../core/kernels/kernels.h"
 
 #include <math.h>
