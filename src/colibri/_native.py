@@ -1,0 +1,417 @@
+"""The only module that touches libcolibri: one thin typed function for each C function.
+
+Owns: finding and loading the library, statuses to exceptions, numpy arrays to pointers (never copied),
+exceptions of observers carried through C and raised again.
+Refuses: policy. Defaults, caching, locking and text are the engine's. A handle belongs to one thread at a
+time, except for cancel(); a handle that was closed or freed must not be used again: nothing here can notice.
+
+cffi's ABI mode releases the GIL during every call.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.resources
+import json
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NewType
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri.errors import ArgumentError, ColibriError, from_status
+
+ModelHandle = NewType("ModelHandle", object)
+ContextHandle = NewType("ContextHandle", object)
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+LIBRARY = "libcolibri.so"
+_BUILD = "Build it with `pip install .` (or `pip install -e .`) in the repository's root."
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """colibri_model_info: what colibri_open found."""
+
+    n_vocab: int
+    n_vocab_used: int
+    n_layers: int
+    n_embd: int
+    n_experts: int
+    n_experts_used: int
+    context_length: int
+    file_bytes: int
+    model_bytes: int
+    isa: str
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """colibri_params without the caller's memory: the library reserves it."""
+
+    context: int
+    max_batch: int
+    threads: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """colibri_memory_plan: bytes by category, known before anything is taken."""
+
+    weights_mapped: int
+    model: int
+    kv_cache: int
+    activations: int
+    sampling: int
+    threads: int
+    control: int
+    context_bytes: int
+    total_bytes: int
+
+
+class RoutingRows(NamedTuple):
+    """colibri_routing: what the router of one layer decided for the rows of one chunk. The arrays are
+    copies."""
+
+    layer: int
+    sequences: Ids  # [n_rows]
+    positions: Ids  # [n_rows]
+    logits: Floats  # [n_rows, n_experts]
+    experts: Ids  # [n_rows, n_experts_used] best first
+    weights: Floats  # [n_rows, n_experts_used]
+
+
+class Input(NamedTuple):
+    """colibri_input: ids to append to a sequence; `logits` [n_logits, n_vocab] receives those of the last
+    ones."""
+
+    sequence: int
+    ids: Ids
+    logits: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """colibri_sampling."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+
+
+Progress = Callable[[int, int], object]
+RoutingObserver = Callable[[RoutingRows], object]
+
+_CALLBACKS: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def _load() -> tuple[Any, Any]:
+    """(ffi, library). Importing _ffi first lets an editable install rebuild itself."""
+    try:
+        module = importlib.import_module("colibri._ffi")
+    except ImportError as error:
+        raise ColibriError(
+            f"colibri/_ffi.py, made when the package is built, cannot be imported: {error}. {_BUILD}"
+        ) from error
+    path = importlib.resources.files("colibri") / LIBRARY
+    if not path.is_file():
+        raise ColibriError(f"the engine library is missing: expected {path}. {_BUILD}")
+    try:
+        library = module.ffi.dlopen(str(path))
+        found = module.ffi.string(library.colibri_version()).decode()
+    except (OSError, AttributeError) as error:
+        raise ColibriError(f"the engine library {path} cannot be loaded: {error}. {_BUILD}") from error
+    if found != module.version:
+        raise ColibriError(
+            f"the engine library {path} is version {found}, but colibri/_ffi.py declares version "
+            f"{module.version}: they come from different builds. {_BUILD}"
+        )
+    return module.ffi, library
+
+
+def declared_version() -> str:
+    """COLIBRI_VERSION of the header that the declarations were made from."""
+    return str(importlib.import_module("colibri._ffi").version)
+
+
+def version() -> str:
+    """Version of the library."""
+    ffi, library = _load()
+    return str(ffi.string(library.colibri_version()).decode())
+
+
+def status_text(status: int) -> str:
+    """A short name of a status."""
+    ffi, library = _load()
+    return str(ffi.string(library.colibri_status_text(status)).decode())
+
+
+@functools.cache
+def config_schema() -> dict[str, Any]:
+    """{"fields": [{"name", "type", "per_layer", "min", "max", "default", "doc"}]}."""
+    ffi, library = _load()
+    schema: dict[str, Any] = json.loads(ffi.string(library.colibri_config_schema()))
+    return schema
+
+
+def _text(error: Any) -> str:
+    ffi, _ = _load()
+    return str(ffi.string(error.text).decode("utf-8", "replace"))
+
+
+def _check(status: int, error: Any) -> None:
+    if status < 0:
+        raise from_status(status, _text(error))
+
+
+def _check_context(status: int, context: ContextHandle) -> int:
+    if status < 0:
+        raise from_status(status, last_error(context)[1])
+    return status
+
+
+def open_model(path: Path) -> ModelHandle:
+    ffi, library = _load()
+    model, error = ffi.new("colibri_model **"), ffi.new("colibri_error *")
+    name = bytes(path)
+    if b"\0" in name:
+        raise ArgumentError(f"a path holds no NUL character, found {str(path)!r}")
+    _check(library.colibri_open(name, model, error), error)
+    return ModelHandle(model[0])
+
+
+def close_model(model: ModelHandle) -> None:
+    _load()[1].colibri_close(model)
+
+
+def info(model: ModelHandle) -> ModelInfo:
+    ffi, library = _load()
+    found = library.colibri_info(model)
+    values = {name: getattr(found, name) for name in ModelInfo.__slots__ if name != "isa"}
+    return ModelInfo(**values, isa=ffi.string(found.isa).decode())
+
+
+def config_value(model: ModelHandle, field: str, layer: int = 0) -> float:
+    ffi, library = _load()
+    value = ffi.new("double *")
+    status = library.colibri_config_value(model, field.encode(), layer, value)
+    if status < 0:
+        raise from_status(status, f"config field {field!r}, layer {layer}: {status_text(status)}")
+    return float(value[0])
+
+
+def default_params(model: ModelHandle) -> Params:
+    ffi, library = _load()
+    params = ffi.new("colibri_params *")
+    status = library.colibri_default_params(model, params)
+    if status < 0:
+        raise from_status(status, f"the default parameters: {status_text(status)}")
+    return Params(params.context, params.max_batch, params.threads, params.chunk)
+
+
+def _params(params: Params) -> Any:
+    return _load()[0].new(
+        "colibri_params *",
+        [params.context, params.max_batch, params.threads, params.chunk, _load()[0].NULL, 0],
+    )
+
+
+def plan(model: ModelHandle, params: Params) -> MemoryPlan:
+    ffi, library = _load()
+    found, error = ffi.new("colibri_memory_plan *"), ffi.new("colibri_error *")
+    _check(library.colibri_plan(model, _params(params), found, error), error)
+    return MemoryPlan(**{name: getattr(found, name) for name in MemoryPlan.__slots__})
+
+
+def init(model: ModelHandle, params: Params) -> ContextHandle:
+    ffi, library = _load()
+    context, error = ffi.new("colibri_context **"), ffi.new("colibri_error *")
+    _check(library.colibri_init(model, _params(params), context, error), error)
+    return ContextHandle(context[0])
+
+
+def free(context: ContextHandle) -> None:
+    _load()[1].colibri_free(context)
+
+
+def last_error(context: ContextHandle) -> tuple[int, str]:
+    """(status, text) of the context's last failure; status 0 if there was none."""
+    error = _load()[1].colibri_last_error(context)
+    return int(error.status), _text(error)
+
+
+def _ids(ids: Ids) -> Any:
+    """A pointer to the array's own memory; the caller keeps the array alive during the call."""
+    if ids.dtype != np.int32 or ids.ndim != 1 or not ids.flags.c_contiguous:
+        raise ArgumentError(f"ids: expected contiguous int32 [n], found {ids.dtype} {list(ids.shape)}")
+    return _load()[0].from_buffer("int32_t[]", ids) if ids.size else _load()[0].NULL
+
+
+def _floats(values: Floats, rows: int, columns: int, *, writable: bool) -> Any:
+    if values.dtype != np.float32 or values.size != rows * columns or not values.flags.c_contiguous:
+        raise ArgumentError(
+            f"expected contiguous float32 [{rows}, {columns}], found {values.dtype} {list(values.shape)}"
+        )
+    return _load()[0].from_buffer("float[]", values, require_writable=writable)
+
+
+def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tuple[Any, list[BaseException]]:
+    """(colibri_observer *, exceptions): an exception inside a callback cancels the evaluation and lands in
+    the list, KeyboardInterrupt too. The caller keeps both until the call is over."""
+    ffi, _ = _load()
+    raised: list[BaseException] = []
+
+    def keep(_type: object, error: BaseException, _trace: object) -> None:
+        raised.append(error)
+
+    def on_progress(_user: object, done: int, total: int) -> int:
+        if progress is not None:
+            progress(done, total)
+        return 0
+
+    def on_routing(_user: object, found: Any) -> int:
+        if routing is not None:
+            routing(_routing_rows(found))
+        return 0
+
+    callbacks = [
+        ffi.callback("int32_t(void *, uint64_t, uint64_t)", on_progress, error=1, onerror=keep)
+        if progress is not None
+        else ffi.NULL,
+        ffi.callback("int32_t(void *, const colibri_routing *)", on_routing, error=1, onerror=keep)
+        if routing is not None
+        else ffi.NULL,
+    ]
+    observer = ffi.new("colibri_observer *", [*callbacks, ffi.NULL])
+    _CALLBACKS[observer] = callbacks  # they live as long as the struct that points to them
+    return observer, raised
+
+
+def _routing_rows(found: Any) -> RoutingRows:
+    ffi, _ = _load()
+    n, e, k = found.n_rows, found.n_experts, found.n_experts_used
+
+    def ints(pointer: Any, *shape: int) -> Ids:
+        return np.frombuffer(ffi.buffer(pointer, 4 * int(np.prod(shape))), np.int32).reshape(shape).copy()
+
+    def floats(pointer: Any, *shape: int) -> Floats:
+        return np.frombuffer(ffi.buffer(pointer, 4 * int(np.prod(shape))), np.float32).reshape(shape).copy()
+
+    return RoutingRows(
+        found.layer,
+        ints(found.sequences, n),
+        ints(found.positions, n),
+        floats(found.logits, n, e),
+        ints(found.experts, n, k),
+        floats(found.weights, n, k),
+    )
+
+
+def evaluate(
+    context: ContextHandle,
+    inputs: Sequence[Input],
+    n_vocab: int,
+    *,
+    progress: Progress | None = None,
+    routing: RoutingObserver | None = None,
+) -> None:
+    """Appends ids to sequences. What an observer raises ends the evaluation and comes out of here."""
+    ffi, library = _load()
+    array = ffi.new(
+        "colibri_input[]", len(inputs)
+    )  # points into the arrays of `inputs`, which outlive the call
+    for item, (sequence, ids, logits) in zip(array, inputs, strict=True):
+        item.sequence, item.n_ids, item.ids = sequence, len(ids), _ids(ids)
+        if logits is not None:
+            item.n_logits = logits.size // n_vocab
+            item.logits = _floats(logits, item.n_logits, n_vocab, writable=True)
+    if progress is None and routing is None:
+        _check_context(library.colibri_evaluate(context, array, len(inputs), ffi.NULL), context)
+        return
+    observer, raised = _observer(progress, routing)
+    status = library.colibri_evaluate(context, array, len(inputs), observer)
+    if raised:
+        raise raised[0]
+    _check_context(status, context)
+
+
+def run_inference(context: ContextHandle, ids: Ids, logits: Floats) -> None:
+    """Appends ids to sequence 0; logits [n_vocab] receives those of the last one."""
+    status = _load()[1].colibri_run_inference(
+        context, _ids(ids), len(ids), _floats(logits, 1, logits.size, writable=True)
+    )
+    _check_context(status, context)
+
+
+def cancel(context: ContextHandle) -> None:
+    """Ends the running evaluation, or the next one if none runs. From any thread."""
+    _load()[1].colibri_cancel(context)
+
+
+def position(context: ContextHandle, sequence: int = 0) -> int:
+    return _check_context(_load()[1].colibri_position(context, sequence), context)
+
+
+def rewind(context: ContextHandle, sequence: int, to: int) -> None:
+    _check_context(_load()[1].colibri_rewind(context, sequence, to), context)
+
+
+def fork(context: ContextHandle, source: int, target: int) -> None:
+    _check_context(_load()[1].colibri_fork(context, source, target), context)
+
+
+def sampler(values: Sampler) -> Any:
+    """The C struct for sample(), made once for many draws."""
+    return _load()[0].new(
+        "colibri_sampling *",
+        [
+            values.temperature,
+            values.top_k,
+            values.top_p,
+            values.min_p,
+            values.repetition_penalty,
+            values.seed,
+        ],
+    )
+
+
+def sample(context: ContextHandle, logits: Floats, sampling: Any, history: Ids | None, position: int) -> int:
+    """The next id from logits [n_vocab]; `sampling` comes from sampler()."""
+    ffi, library = _load()
+    out = ffi.new("int32_t *")
+    status = library.colibri_sample(
+        context,
+        _floats(logits, 1, logits.size, writable=False),
+        sampling,
+        ffi.NULL if history is None else _ids(history),
+        0 if history is None else len(history),
+        position,
+        out,
+    )
+    _check_context(status, context)
+    return int(out[0])
+
+
+def topk_select(values: Floats, k: int) -> Ids:
+    """The k largest of values [n], best first, ties to the lowest index."""
+    if not 0 < k <= values.size:
+        raise ArgumentError(f"k: expected 1 to {values.size} (the number of values), found {k}")
+    indices = np.empty(k, np.int32)
+    ffi, library = _load()
+    pointer = ffi.from_buffer("int32_t[]", indices, require_writable=True)
+    status = library.colibri_topk_select(
+        _floats(values, 1, values.size, writable=False), values.size, k, pointer
+    )
+    if status < 0:
+        raise from_status(status, f"topk_select: {status_text(status)}")
+    return indices

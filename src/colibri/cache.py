@@ -1,0 +1,111 @@
+"""What a model argument stands for: a `.colibri` file, a checkpoint directory converted once, or the
+bundled demo.
+
+Owns: the cache of converted models ($COLIBRI_CACHE, else ~/.cache/colibri) and the names of its files.
+Refuses: everything else, saying what was looked for. Converting is convert's; nothing is ever downloaded.
+
+Processes may convert the same checkpoint at once: each writes its own temporary file, and the rename is
+atomic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from colibri.errors import ConversionError, ModelIOError
+from colibri.format import Progress, is_container, read_container
+
+DEMO = "demo"
+_DEMO_FILE = "demo.colibri"
+
+
+def cache_directory() -> Path:
+    """$COLIBRI_CACHE, or ~/.cache/colibri."""
+    chosen = os.environ.get("COLIBRI_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "colibri"
+
+
+def resolve(
+    model: str | os.PathLike[str],
+    type: str = "q8",
+    progress: Progress | None = None,
+    notify: Callable[[str], object] | None = None,
+) -> Path:
+    """The `.colibri` file of `model`: "demo", such a file, or a Hugging Face directory, which is converted
+    to `type` the first time. `notify` gets a sentence when a conversion starts, `progress` follows it.
+    """
+    name = os.fspath(model)
+    if name == DEMO:
+        return _demo()
+    path = Path(name)
+    if path.is_dir():
+        return _converted(path, type, progress, notify or (lambda text: None))
+    if is_container(path):
+        return path
+    if not path.exists():
+        raise ConversionError(
+            f"No model {name!r}: neither a .colibri file nor a Hugging Face directory has this path. "
+            f'The bundled model is called "{DEMO}".'
+        )
+    if not os.access(path, os.R_OK):
+        raise ModelIOError(f"Cannot read {path}: no permission.")
+    raise ConversionError(
+        f"{path} is not a .colibri file. Give a .colibri file, a Hugging Face directory (config.json and "
+        f'.safetensors), or "{DEMO}".'
+    )
+
+
+def _demo() -> Path:
+    path = Path(str(resources.files("colibri").joinpath(_DEMO_FILE)))
+    if not path.is_file():
+        raise ModelIOError(
+            f"The bundled model {path} is missing from this installation. Install colibri again, or give "
+            "the path of another model."
+        )
+    return path
+
+
+def _converted(source: Path, type: str, progress: Progress | None, notify: Callable[[str], object]) -> Path:
+    from colibri.convert import convert  # heavy: only where something may have to be converted
+
+    directory = cache_directory()
+    target = directory / cached_name(source, type)
+    if is_container(target):
+        # Headers are cheap to check; a damaged one (a full disk, a failing one) is simply made anew.
+        try:
+            read_container(target)
+            return target
+        except Exception:
+            notify(f"The cached {target} is damaged; converting again.")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelIOError(
+            f"Cannot create the cache {directory}: {error.strerror}. Set COLIBRI_CACHE to a directory that "
+            "can be written, or convert to a file of your own with: colibri convert SOURCE OUT.colibri"
+        ) from error
+    notify(f"Converting {source} to {type} once; kept as {target}")
+    return convert(source, target, type, progress=progress).path
+
+
+def cached_name(source: Path, type: str) -> str:
+    """Name, type and a key over everything that decides the bytes: the fingerprint, the files' times, the
+    converter.
+
+    Times are part of the key because the fingerprint reads only both ends of a weight file.
+    """
+    from colibri.convert import CONVERTER_VERSION
+    from colibri.convert.checkpoint import weight_files
+    from colibri.convert.embedded import fingerprint
+
+    weights = weight_files(source)
+    digest = hashlib.sha256(f"{CONVERTER_VERSION}\0{type}\0{fingerprint(source, weights)}".encode())
+    for file in weights:
+        digest.update(f"\0{file.name}\0{file.stat().st_mtime_ns}".encode())
+    name = re.sub(r"[^\w.-]+", "_", source.resolve().name)[:80].lstrip("-.")
+    return f"{name}-{type}-{digest.hexdigest()[:16]}.colibri"

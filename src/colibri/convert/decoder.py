@@ -1,0 +1,161 @@
+"""What the decoder families share: the config keys and tensor names of a pre-norm transformer with RoPE,
+grouped-query attention and gated SiLU feed-forwards, dense or routed.
+
+Owns: those keys and names, with the class defaults that a family hands in.
+Refuses: sliding windows, other activations, impossible head sizes, more experts chosen than there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri.convert.keys import Keys
+from colibri.convert.rope import read_rope
+from colibri.errors import ConversionError
+
+# Target entry to source tensors that may hold it, without the wrapper "model."; {N} is the layer.
+Names = Mapping[str, tuple[str, ...]]
+
+
+class Decoder(NamedTuple):
+    """A model's config fields (without n_vocab_used, which follows from the tokenizer) and its RoPE
+    frequencies."""
+
+    config: dict[str, Any]
+    inv_freq: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Where a layer's experts may stand and how gate, up and down of one expert are called there."""
+
+    blocks: tuple[str, ...]
+    parts: tuple[str, str, str]
+
+
+TENSORS: Names = {
+    "embedding": ("embed_tokens.weight",),
+    "output": ("lm_head.weight",),
+    "output_norm": ("norm.weight",),
+    "layers.{N}.attn_norm": ("layers.{N}.input_layernorm.weight",),
+    "layers.{N}.attn_q": ("layers.{N}.self_attn.q_proj.weight",),
+    "layers.{N}.attn_k": ("layers.{N}.self_attn.k_proj.weight",),
+    "layers.{N}.attn_v": ("layers.{N}.self_attn.v_proj.weight",),
+    "layers.{N}.attn_q_bias": ("layers.{N}.self_attn.q_proj.bias",),
+    "layers.{N}.attn_k_bias": ("layers.{N}.self_attn.k_proj.bias",),
+    "layers.{N}.attn_v_bias": ("layers.{N}.self_attn.v_proj.bias",),
+    "layers.{N}.attn_out": ("layers.{N}.self_attn.o_proj.weight",),
+    "layers.{N}.attn_out_bias": ("layers.{N}.self_attn.o_proj.bias",),
+    "layers.{N}.ffn_norm": ("layers.{N}.post_attention_layernorm.weight",),
+    "layers.{N}.ffn_gate": ("layers.{N}.mlp.gate_proj.weight",),
+    "layers.{N}.ffn_up": ("layers.{N}.mlp.up_proj.weight",),
+    "layers.{N}.ffn_down": ("layers.{N}.mlp.down_proj.weight",),
+}
+QK_NORM: Names = {
+    "layers.{N}.attn_q_norm": ("layers.{N}.self_attn.q_norm.weight",),
+    "layers.{N}.attn_k_norm": ("layers.{N}.self_attn.k_norm.weight",),
+}
+ROUTER: Names = {"layers.{N}.router": ("layers.{N}.mlp.gate.weight",)}
+EXPERTS = ExpertNames(("layers.{N}.mlp",), ("gate_proj", "up_proj", "down_proj"))
+
+# Buffers that old versions saved; recomputed from config.json.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+def read_decoder(keys: Keys, defaults: Mapping[str, Any], theta: float = 10000.0) -> Decoder:
+    """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
+    num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
+    """
+    keys.require("hidden_act", ("silu", "swish"), "silu")
+    n_embd = keys.integer("hidden_size", defaults["hidden_size"])
+    n_heads = keys.integer("num_attention_heads", defaults["num_attention_heads"])
+    n_kv_heads = keys.optional_integer("num_key_value_heads", defaults["num_key_value_heads"]) or n_heads
+    if n_heads % n_kv_heads:
+        raise keys.error("num_key_value_heads", f"a divisor of num_attention_heads = {n_heads}")
+    head_dim = keys.optional_integer("head_dim", defaults.get("head_dim"))
+    if head_dim is None:
+        if n_embd % n_heads:
+            raise ConversionError(
+                f"{keys.path}: head_dim is not given and hidden_size {n_embd} is not a multiple of "
+                f"num_attention_heads {n_heads}. Add the head_dim that the weights were made with."
+            )
+        head_dim = n_embd // n_heads
+    context_length = keys.integer("max_position_embeddings", defaults["max_position_embeddings"])
+    n_layers = keys.integer("num_hidden_layers", defaults["num_hidden_layers"])
+    _refuse_sliding_window(keys, n_layers, context_length)
+    rope_dim, inv_freq = read_rope(keys, head_dim, context_length, theta)
+    config = {
+        "n_vocab": keys.integer("vocab_size", defaults["vocab_size"]),
+        "n_layers": n_layers,
+        "n_embd": n_embd,
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "rope_dim": rope_dim,
+        "context_length": context_length,
+        "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
+        "attn_scale": head_dim**-0.5,
+        "tied_output": int(keys.flag("tie_word_embeddings", False)),
+    }
+    return Decoder(config, inv_freq)
+
+
+def read_experts(
+    keys: Keys,
+    defaults: Mapping[str, Any],
+    layers: list[bool],
+    width_key: str,
+    count_key: str = "num_experts",
+) -> dict[str, Any]:
+    """Fields of the routed experts; `layers` says which layers have them."""
+    other = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}[count_key]
+    n_experts = keys.integer(keys.alias(count_key, other), defaults[count_key])
+    n_used = keys.integer("num_experts_per_tok", defaults["num_experts_per_tok"])
+    width = keys.integer(width_key, defaults[width_key])
+    if n_used > n_experts:
+        raise keys.error("num_experts_per_tok", f"at most {count_key} = {n_experts}")
+    if not any(layers):
+        return {"n_experts": [0] * len(layers)}
+    return {
+        "n_experts": [n_experts if routed else 0 for routed in layers],
+        "n_experts_used": n_used,
+        "n_ff_expert": width,
+    }
+
+
+def routed_layers(keys: Keys, n_layers: int) -> list[bool]:
+    """Which layers have experts: every decoder_sparse_step-th one that is not in mlp_only_layers."""
+    step = keys.integer("decoder_sparse_step", 1)
+    dense = keys.raw("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise keys.error("mlp_only_layers", "a list of layer numbers")
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(n_layers)]
+
+
+def read_biases(keys: Keys) -> dict[str, int]:
+    """attention_bias: q, k, v and the output have biases."""
+    bias = int(keys.flag("attention_bias", False))
+    return {"attn_qkv_bias": bias, "attn_out_bias": bias}
+
+
+def _refuse_sliding_window(keys: Keys, n_layers: int, context_length: int) -> None:
+    """A window that is off, or no smaller than the context, changes nothing."""
+    on = keys.raw("use_sliding_window")
+    window = keys.raw("sliding_window")
+    if on is not False and window not in (None, 0):
+        # Without the switch the window counts; Qwen classes leave it off by default.
+        switched_off = on is None and str(keys.values.get("model_type")).startswith("qwen")
+        if not switched_off and not (isinstance(window, int) and window >= context_length):
+            wanted = f"null, or at least max_position_embeddings = {context_length}"
+            raise keys.error("sliding_window", wanted, "Sliding-window attention is not supported.")
+    layer_types = keys.raw("layer_types")
+    if layer_types is not None and layer_types != ["full_attention"] * n_layers:
+        raise keys.error(
+            "layer_types", f"{n_layers} times 'full_attention'", "Other layer types are not supported."
+        )

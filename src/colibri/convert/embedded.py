@@ -1,0 +1,271 @@
+"""The files embedded in a model: tokenizer.json, chat_template.jinja, generation.json, source.json.
+
+Owns: which ids end a text, whether a BOS is added, special token texts, the source's fingerprint.
+Refuses: a missing tokenizer, a tokenizer with more tokens than the embedding has rows. Tokenizing is
+tokenizer.py's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from colibri.convert.checkpoint import Checkpoint, read_json
+from colibri.errors import ConversionError, ModelIOError
+
+# Sampling parameters of generation_config.json that are kept as the model's defaults.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# Small files whose whole content ends up in the model or decides about it.
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+_SAMPLE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Blobs by name; n_vocab_used is the number of ids that the tokenizer knows; notes are for the user."""
+
+    blobs: dict[str, bytes]
+    n_vocab_used: int
+    notes: list[str] = field(default_factory=list)
+
+
+def read_embedded(
+    checkpoint: Checkpoint,
+    n_vocab: int,
+    bos_default: int | None,
+    eos_default: tuple[int, ...],
+    require_tokenizer: bool,
+) -> Embedded:
+    """Everything but source.json."""
+    path = checkpoint.path
+    notes: list[str] = []
+    settings, special_map = (
+        _optional(path / "tokenizer_config.json"),
+        _optional(path / "special_tokens_map.json"),
+    )
+    blobs: dict[str, bytes] = {}
+    tokenizer = _tokenizer(path, require_tokenizer)
+    ids: dict[str, int] = {}
+    n_used = n_vocab
+    if tokenizer is None:
+        notes.append("no tokenizer.json: the file can only be evaluated by token ids")
+    else:
+        blobs["tokenizer.json"], ids = tokenizer
+        n_used = _check_vocabulary(path, ids, settings, n_vocab, notes)
+    template = _chat_template(path, settings)
+    if template is not None:
+        blobs["chat_template.jinja"] = template.encode()
+    special = _special_tokens(settings, special_map)
+    generation = _generation(
+        checkpoint,
+        settings,
+        special,
+        ids,
+        n_vocab,
+        notes,
+        (bos_default, eos_default),
+        blobs.get("tokenizer.json"),
+    )
+    blobs["generation.json"] = _dump(generation)
+    return Embedded(blobs, n_used, notes)
+
+
+def source_json(checkpoint: Checkpoint, model_type: str, type: str, version: str) -> bytes:
+    name = checkpoint.path.resolve().name
+    sha256 = fingerprint(checkpoint.path, checkpoint.files)
+    return _dump(
+        {"name": name, "sha256": sha256, "converter": version, "model_type": model_type, "type": type}
+    )
+
+
+def fingerprint(path: Path, weights: Iterable[Path]) -> str:
+    """SHA-256 over name, size and content of the small files, and over name, size, first and last MiB of each
+    weight file: enough to tell checkpoints apart in milliseconds, no proof that every byte is the same.
+    """
+    digest = hashlib.sha256()
+    try:
+        for name in SMALL_FILES:
+            file = path / name
+            if file.is_file():
+                data = file.read_bytes()
+                digest.update(f"{name}\0{len(data)}\0".encode() + data)
+        for file in weights:
+            with file.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                digest.update(f"{file.name}\0{size}\0".encode() + stream.read(_SAMPLE))
+                stream.seek(max(0, size - _SAMPLE))
+                digest.update(stream.read(_SAMPLE))
+    except OSError as error:
+        raise ModelIOError(f"Cannot read {error.filename or path}: {error.strerror or error}.") from error
+    return digest.hexdigest()
+
+
+def _dump(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, indent=1).encode()
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _tokenizer(path: Path, required: bool) -> tuple[bytes, dict[str, int]] | None:
+    """The bytes of tokenizer.json and its ids by token."""
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        if not required:
+            return None
+        old = next(
+            (name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()),
+            None,
+        )
+        found = f"only {old}" if old else "none"
+        raise ConversionError(
+            f"{path} needs a tokenizer.json, but has {found}. Make one with Transformers: "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)."
+        )
+    parsed = read_json(file)
+    model = parsed.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    ids: dict[str, int] = {}
+    if isinstance(vocab, dict):
+        ids.update((token, number) for token, number in vocab.items() if isinstance(number, int))
+    elif isinstance(vocab, list):  # Unigram: pairs of token and score, in id order
+        ids.update(
+            (str(pair[0]), number) for number, pair in enumerate(vocab) if isinstance(pair, list) and pair
+        )
+    for token in parsed.get("added_tokens") or []:
+        if isinstance(token, dict) and isinstance(token.get("id"), int):
+            ids[str(token.get("content"))] = token["id"]
+    if not ids:
+        raise ConversionError(f"{file} has no vocabulary. Download it again.")
+    return file.read_bytes(), ids
+
+
+def _check_vocabulary(
+    path: Path, ids: dict[str, int], settings: dict[str, Any], n_vocab: int, notes: list[str]
+) -> int:
+    """Ids beyond the embedding are an error wherever they are written; rows beyond the tokenizer are
+    padding."""
+    extra = {str(token): number for token, number in _optional(path / "added_tokens.json").items()}
+    decoder = settings.get("added_tokens_decoder")
+    for number, token in (decoder if isinstance(decoder, dict) else {}).items():
+        content = token.get("content") if isinstance(token, dict) else token
+        extra[str(content)] = int(number) if str(number).isdigit() else -1
+    for known, file in ((ids, "tokenizer.json"), (extra, "added_tokens.json or tokenizer_config.json")):
+        token, largest = max(
+            known.items(), key=lambda item: item[1] if isinstance(item[1], int) else -1, default=("", -1)
+        )
+        if largest >= n_vocab:
+            raise ConversionError(
+                f"{path}: {file} has {largest + 1} token ids (the last is {token!r}), but the embedding has "
+                f"{n_vocab} rows. The tokenizer does not belong to these weights."
+            )
+    absent = sorted(token for token in extra if token not in ids)
+    if absent:
+        notes.append(f"tokens that tokenizer.json does not have are left out: {', '.join(absent[:5])}")
+    used = max(ids.values()) + 1
+    if used < n_vocab:
+        notes.append(f"{n_vocab - used} embedding rows beyond the tokenizer's {used} ids are never sampled")
+    return used
+
+
+def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConversionError(f"Cannot read {file}: {error}.") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
+    return template if isinstance(template, str) and template else None
+
+
+def _special_tokens(*sources: dict[str, Any]) -> dict[str, Any]:
+    """Texts of bos_token, eos_token ... that chat templates may name; the first source that has one wins."""
+    special: dict[str, Any] = {}
+    for source in sources:
+        for key, value in source.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                special.setdefault(key, text)
+    return special
+
+
+def _generation(
+    checkpoint: Checkpoint,
+    settings: dict[str, Any],
+    special: dict[str, Any],
+    ids: dict[str, int],
+    n_vocab: int,
+    notes: list[str],
+    defaults: tuple[int | None, tuple[int, ...]],
+    tokenizer: bytes | None,
+) -> dict[str, Any]:
+    config = _optional(checkpoint.path / "generation_config.json")
+    bos_of_tokenizer = ids.get(special.get("bos_token", ""))
+    eos_of_tokenizer = ids.get(special.get("eos_token", ""))
+    sources = (config.get("eos_token_id"), checkpoint.config.get("eos_token_id"), eos_of_tokenizer)
+    eos: list[int] = []
+    for value in sources if any(source is not None for source in sources) else (list(defaults[1]),):
+        eos += [number for number in (value if isinstance(value, list) else [value]) if number is not None]
+    outside = [number for number in eos if not isinstance(number, int) or not 0 <= number < n_vocab]
+    if outside:
+        notes.append(f"end-of-text ids outside the vocabulary are left out: {outside}")
+    candidates = (
+        bos_of_tokenizer,
+        config.get("bos_token_id"),
+        checkpoint.config.get("bos_token_id"),
+        defaults[0],
+    )
+    bos = next((number for number in candidates if isinstance(number, int) and 0 <= number < n_vocab), None)
+    add_bos = settings.get("add_bos_token")
+    if not isinstance(add_bos, bool):
+        add_bos = tokenizer is not None and _adds(json.loads(tokenizer).get("post_processor"), bos)
+    return {
+        "bos_id": bos,
+        "eos_ids": sorted(set(eos) - set(outside), key=eos.index),
+        "add_bos": bool(add_bos and bos is not None),
+        "defaults": _sampling_defaults(config),
+        "special_tokens": special,
+    }
+
+
+def _adds(processor: Any, bos: int | None) -> bool:
+    """Whether a post-processor of tokenizer.json puts `bos` before a single text."""
+    if not isinstance(processor, dict) or bos is None:
+        return False
+    if processor.get("type") == "Sequence":
+        return any(_adds(part, bos) for part in processor.get("processors") or [])
+    if processor.get("type") == "TemplateProcessing":
+        first = (processor.get("single") or [{}])[0].get("SpecialToken", {}).get("id")
+        return bos in (processor.get("special_tokens", {}).get(first, {}).get("ids") or [])
+    return processor.get("type") in ("BertProcessing", "RobertaProcessing") and (
+        (processor.get("cls") or ["", None])[1] == bos
+    )
+
+
+def _sampling_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """What the checkpoint's authors recommend; do_sample false means greedy, true without a temperature
+    means 1."""
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found = {name: config[name] for name in SAMPLING if isinstance(config.get(name), int | float)}
+    if config.get("do_sample") is True:
+        found.setdefault("temperature", 1.0)
+    return found

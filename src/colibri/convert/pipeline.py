@@ -1,0 +1,210 @@
+"""Checkpoint in, `.colibri` out: check everything, then stream tensor after tensor into the file.
+
+Owns: the order of the steps, progress, the report. Only a few blocks of rows of one entry are in memory.
+Refuses: an output that would destroy something else. What is wrong with a source is said by the module that
+sees it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri.convert import embedded
+from colibri.convert.checkpoint import Checkpoint, ReadRows, View, open_checkpoint, reading, widen
+from colibri.convert.keys import Keys
+from colibri.convert.registry import family_of
+from colibri.convert.tensors import resolve
+from colibri.entries import Entry, bytes_by_class
+from colibri.errors import ConversionError, ModelIOError
+from colibri.format import Writer, is_container
+from colibri.quantize import TYPE_IDS, block_rows, pack
+
+Progress = Callable[[int, int, str], object]  # (bytes written, bytes of all tensors, entry name)
+
+# Raise it when the same source gives other bytes: cached conversions are then made anew.
+CONVERTER_VERSION = "1"
+_BLOCKS_AHEAD = 8  # packed blocks, about 1 MiB each, that may wait for the file
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    path: Path
+    type: str
+    model_type: str
+    entries: int
+    bytes: int  # of the file
+    source_bytes: int  # of the tensors that were read
+    bytes_by_class: dict[str, int]  # entry data by ENTRY_CLASSES
+    ignored_tensors: list[str]
+    defaults_used: dict[str, Any]  # keys absent from config.json and the class defaults taken for them
+    notes: list[str]
+    seconds: float = field(compare=False)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    type: str = "q8",
+    *,
+    progress: Progress | None = None,
+    overwrite: bool = True,
+    require_tokenizer: bool = True,
+) -> ConversionReport:
+    """Converts a Hugging Face directory.
+
+    overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
+    file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
+    can then only be evaluated by ids.
+    """
+    started = time.perf_counter()
+    if type not in TYPE_IDS:
+        raise ConversionError(f"Weight type {type!r} is not known. Choose one of: {', '.join(TYPE_IDS)}.")
+    checkpoint = open_checkpoint(Path(source))
+    _check_output(Path(out), checkpoint, overwrite)
+    keys = Keys(checkpoint.config, checkpoint.path / "config.json")
+    family = family_of(keys)
+    decoder = family.read_config(keys)
+    keys.finish()
+    config = decoder.config
+    parts = embedded.read_embedded(
+        checkpoint, config["n_vocab"], family.BOS_DEFAULT, family.EOS_DEFAULT, require_tokenizer
+    )
+    config["n_vocab_used"] = parts.n_vocab_used
+    with reading() as read, _pool() as pool:
+        notes = parts.notes + _untie_if_different(checkpoint, config, read)
+        blobs = parts.blobs | {
+            "source.json": embedded.source_json(checkpoint, family.MODEL_TYPES[0], type, CONVERTER_VERSION)
+        }
+        writer = Writer(out, config, type, blobs)
+        views, ignored = resolve(checkpoint, family, writer.tensors, writer.config)
+        with writer:
+            count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
+            for entry in writer.tensors:
+                if entry.name == "rope_inv_freq":
+                    chunks = iter([memoryview(decoder.inv_freq.astype("<f4").tobytes())])
+                else:
+                    chunks = _packed(entry, views[entry.name], read, pool)
+                writer.write(entry.name, count(entry.name, chunks))
+    return ConversionReport(
+        path=writer.path,
+        type=type,
+        model_type=family.MODEL_TYPES[0],
+        entries=len(writer.entries),
+        bytes=writer.bytes,
+        source_bytes=sum(_source_bytes(view) for entry in views.values() for view in entry),
+        bytes_by_class=bytes_by_class(writer.entries),
+        ignored_tensors=ignored,
+        defaults_used=keys.defaults,
+        notes=notes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
+    real = Path(os.path.realpath(out))
+    if real.is_dir():
+        raise ConversionError(
+            f"The output {out} is a directory; give the name of a file, such as model.colibri."
+        )
+    if not real.parent.is_dir():
+        raise ModelIOError(
+            f"Cannot write {out}: the directory {real.parent} does not exist. Create it first."
+        )
+    if not os.access(real.parent, os.W_OK):
+        raise ModelIOError(f"Cannot write {out}: no permission to create files in {real.parent}.")
+    if not is_container(real) and any(real == file.resolve() for file in checkpoint.path.iterdir()):
+        raise ConversionError(f"The output {out} is a file of the source checkpoint. Choose another name.")
+    if real.exists() and not (overwrite and is_container(real)):
+        kind = "exists already" if overwrite is False else "exists and is not a .colibri file"
+        raise ConversionError(
+            f"The output {out} {kind}, so it is left as it is. Choose another name or remove it."
+        )
+
+
+def _untie_if_different(checkpoint: Checkpoint, config: dict[str, Any], read: ReadRows) -> list[str]:
+    """tie_word_embeddings is true and both tensors exist: Transformers ties them only if they are equal."""
+    embedding, head = (checkpoint.tensors.get(name) for name in ("embed_tokens.weight", "lm_head.weight"))
+    if not config["tied_output"] or embedding is None or head is None:
+        return []
+    rows, cols = config["n_vocab"], config["n_embd"]
+    if embedding.shape == head.shape == (rows, cols):
+        first, second = View(embedding, rows, cols), View(head, rows, cols)
+        step = max(1, (1 << 20) // cols)
+        if all(
+            np.array_equal(read(first, at, min(at + step, rows)), read(second, at, min(at + step, rows)))
+            for at in range(0, rows, step)
+        ):
+            return []
+    config["tied_output"] = 0
+    return ["tie_word_embeddings is true, but lm_head.weight differs from the embedding: both are kept"]
+
+
+def _counter(
+    progress: Progress | None, total: int
+) -> Callable[[str, Iterator[memoryview]], Iterator[memoryview]]:
+    """Passes chunks on and reports how many bytes of all tensors are written."""
+    done = 0
+
+    def count(name: str, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+        nonlocal done
+        for chunk in chunks:
+            yield chunk
+            done += chunk.nbytes
+            if progress is not None:
+                progress(done, total, name)
+
+    return count
+
+
+def _source_bytes(view: View) -> int:
+    return view.rows * view.cols * view.tensor.item_bytes
+
+
+def _pool() -> ThreadPoolExecutor:
+    """numpy lets other threads run while it computes, so blocks are packed side by side."""
+    return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), "colibri-convert")
+
+
+def _packed(
+    entry: Entry, views: tuple[View, ...], read: ReadRows, pool: ThreadPoolExecutor
+) -> Iterator[memoryview]:
+    """The bytes of an entry, block after block. Errors name the source tensor."""
+    if entry.kind == "vector":
+        yield _packed_vector(views[0], read)
+        return
+    pending: deque[Future[memoryview]] = deque()
+    for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
+        step = block_rows(cols)
+        for first in range(0, rows, step):
+            block = read(view, first, min(first + step, rows))
+            pending.append(pool.submit(_pack_block, block, type, view, first))
+            if len(pending) > _BLOCKS_AHEAD:
+                yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+def _pack_block(block: npt.NDArray[Any], type: str, view: View, first: int) -> memoryview:
+    name = view.tensor.name + ("" if view.expert is None else f"[{view.expert}]")
+    return pack(widen(block), type, name=name, first_row=view.start + first)
+
+
+def _packed_vector(view: View, read: ReadRows) -> memoryview:
+    row = widen(read(view, 0, 1))
+    if not np.isfinite(row).all():
+        at = int(np.argwhere(~np.isfinite(row[0]))[0, 0])
+        raise ConversionError(
+            f"{view.tensor.name}[{at}] is {row[0, at]}: weights must be finite. The checkpoint is damaged "
+            "or its training diverged; download it again."
+        )
+    return np.ascontiguousarray(row, dtype="<f4").reshape(-1).data.cast("B")

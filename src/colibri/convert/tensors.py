@@ -1,0 +1,175 @@
+"""Finds, for every entry of the target file, the source tensors that it is made of.
+
+Owns: the spellings of experts, and the account of source tensors: each is used once or ignored for a stated
+reason.
+Refuses: absent, unknown, misshapen and ambiguous tensors, by name, before anything is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from colibri.config import Config
+from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
+from colibri.convert.decoder import IGNORED_SUFFIXES, ExpertNames
+from colibri.convert.registry import Family
+from colibri.entries import Entry
+from colibri.errors import ConversionError
+
+Tensors = dict[str, SourceTensor]  # by name without wrappers
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
+
+
+def resolve(
+    checkpoint: Checkpoint, family: Family, entries: Iterable[Entry], config: Config
+) -> tuple[dict[str, tuple[View, ...]], list[str]]:
+    """(views by entry name, names of ignored tensors)."""
+    tensors, tied = checkpoint.tensors, bool(config["tied_output"])
+    found: dict[str, tuple[View, ...]] = {}
+    missing: list[str] = []
+    for entry in entries:
+        if entry.name == "rope_inv_freq":  # made from config.json
+            continue
+        if entry.kind == "expert":
+            assert family.EXPERTS is not None
+            views = _expert(tensors, family.EXPERTS, entry, config["n_experts"], missing)
+        else:
+            views = _plain(tensors, _sources(family, entry.name, tied), entry, missing)
+        found[entry.name] = tuple(views)
+    used = {view.tensor.name for one in found.values() for view in one}
+    ignored: list[str] = []
+    unknown: list[str] = []
+    for short, tensor in tensors.items():
+        if tensor.name in used:
+            continue
+        skip = short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
+        (ignored if skip else unknown).append(tensor.name)
+    _refuse(checkpoint, missing, unknown, tied)
+    for one in found.values():
+        for view in one:
+            refuse_dtype(view.tensor)
+    return found, ignored
+
+
+def _sources(family: Family, name: str, tied: bool) -> list[str]:
+    layer = _LAYER.match(name)
+    pattern = name.replace(layer[0], "layers.{N}.", 1) if layer else name
+    if pattern not in family.TENSORS:
+        raise ConversionError(
+            f"The family of {family.MODEL_TYPES[0]} has no source for {name}; this is a bug."
+        )
+    names = [source.replace("{N}", layer[1]) if layer else source for source in family.TENSORS[pattern]]
+    # With tied embeddings either of the two may have been saved.
+    return [*names, "lm_head.weight"] if name == "embedding" and tied else names
+
+
+def _plain(tensors: Tensors, sources: list[str], entry: Entry, missing: list[str]) -> list[View]:
+    name = next((source for source in sources if source in tensors), None)
+    if name is None:
+        missing.append(" or ".join(sources))
+        return []
+    shapes = [(entry.rows, entry.cols)] if entry.kind == "matrix" else [(entry.cols,), (1, entry.cols)]
+    _check_shape(tensors[name], shapes, entry.name)
+    return [View(tensors[name], entry.rows, entry.cols)]
+
+
+def _expert(
+    tensors: Tensors, names: ExpertNames, entry: Entry, n_experts: list[int], missing: list[str]
+) -> list[View]:
+    """gate, up and down of one expert, in whichever spelling the layer has; what is missing is noted."""
+    match = _EXPERT.fullmatch(entry.name)
+    assert match is not None
+    blocks = [block.replace("{N}", match[1]) for block in names.blocks]
+    expert, count = int(match[2]), n_experts[int(match[1])]
+    for block in blocks:
+        if f"{block}.experts.gate_up_proj" in tensors:
+            return _stacked(tensors, block, expert, count, entry, missing)
+        switch = [f"{block}.switch_mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")]
+        if switch[0] in tensors:
+            return _three(tensors, switch, entry, missing, expert, count)
+        single = [f"{block}.experts.{expert}.{part}.weight" for part in names.parts]
+        if any(name in tensors for name in single):
+            return _three(tensors, single, entry, missing)
+    missing.append(
+        f"{blocks[0]}.experts.{expert}.{names.parts[0]}.weight (or {blocks[-1]}.experts.gate_up_proj)"
+    )
+    return []
+
+
+def _three(
+    tensors: Tensors,
+    names: list[str],
+    entry: Entry,
+    missing: list[str],
+    expert: int | None = None,
+    count: int = 0,
+) -> list[View]:
+    """gate, up and down as tensors of their own: of one expert, or stacked [count, rows, cols]."""
+    views = []
+    for name, (rows, cols, _) in zip(names, entry.matrices, strict=True):
+        if name not in tensors:
+            missing.append(name)
+            continue
+        _check_shape(tensors[name], [(rows, cols) if expert is None else (count, rows, cols)], entry.name)
+        views.append(View(tensors[name], rows, cols, expert))
+    return views
+
+
+def _stacked(
+    tensors: Tensors, block: str, expert: int, count: int, entry: Entry, missing: list[str]
+) -> list[View]:
+    """gate_up_proj [experts, 2 n_ff, n_embd] with gate before up, and down_proj [experts, n_embd, n_ff].
+
+    Some tools write both with the last two axes swapped; only an unequal pair of sizes can tell which it is.
+    """
+    gate_up, down = tensors[f"{block}.experts.gate_up_proj"], tensors.get(f"{block}.experts.down_proj")
+    if down is None:
+        missing.append(f"{block}.experts.down_proj")
+        return []
+    rows, cols = entry.rows, entry.cols
+    for tensor, sizes in ((gate_up, (2 * rows, cols)), (down, (cols, rows))):
+        _check_shape(tensor, [(count, *sizes), (count, *sizes[::-1])], entry.name)
+        if sizes[0] == sizes[1]:
+            raise ConversionError(
+                f"{tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}: its last two sizes "
+                "are equal, so its shape cannot tell whether it is transposed. Save the model with "
+                "save_pretrained() of Transformers, which writes one tensor per expert, and convert that."
+            )
+    swapped = gate_up.shape[1:] == (cols, 2 * rows)
+    return [
+        View(gate_up, rows, cols, expert, 0, swapped),
+        View(gate_up, rows, cols, expert, rows, swapped),
+        View(down, cols, rows, expert, 0, down.shape[1:] == (rows, cols)),
+    ]
+
+
+def _check_shape(tensor: SourceTensor, allowed: Sequence[tuple[int, ...]], target: str) -> None:
+    if tensor.shape not in allowed:
+        wanted = " or ".join(str(list(shape)) for shape in allowed)
+        raise ConversionError(
+            f"{tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}; config.json makes "
+            f"{target} {wanted}. Check that config.json belongs to these weights."
+        )
+
+
+def _refuse(checkpoint: Checkpoint, missing: list[str], unknown: list[str], tied: bool) -> None:
+    if not missing and not unknown:
+        return
+    texts = []
+    if missing:
+        texts.append(f"{len(missing)} tensors are absent: {_some(missing)}")
+    if unknown:
+        texts.append(
+            f"{len(unknown)} tensors are not part of the model that config.json describes: {_some(unknown)}"
+        )
+    hint = "Check that config.json belongs to these weights and that the download is complete."
+    if missing == ["lm_head.weight"] and not tied:
+        hint = "If the output head is the embedding, config.json must say tie_word_embeddings: true."
+    raise ConversionError(f"{checkpoint.path}: {'; '.join(texts)}. {hint}")
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,150 @@
+"""The directory entries of a model: which tensors there must be, in which order, of which shape and size.
+
+Owns: the canonical list of docs/FORMAT.md section 3 and what each entry is counted as.
+Refuses: offsets and bytes (format.py), weight layouts (quantize.py), names in checkpoints (convert/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from colibri.config import Config
+from colibri.quantize import matrix_bytes
+
+Types = str | Callable[[str], tuple[str, ...]]
+
+KINDS = {1: "vector", 2: "matrix", 3: "expert", 4: "blob"}
+KIND_IDS = {name: number for number, name in KINDS.items()}
+ENTRY_CLASSES = (
+    "embedding",
+    "output",
+    "attention",
+    "routers",
+    "experts",
+    "shared",
+    "dense",
+    "norms",
+    "blobs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the directory. `types`: one weight type; three for an expert (gate, up, down); none for a
+    blob."""
+
+    name: str
+    kind: str
+    rows: int
+    cols: int
+    types: tuple[str, ...]
+    bytes: int
+    offset: int = 0
+    crc: int = 0
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int, str], ...]:
+        """(rows, cols, type) of the packed matrices, in file order; none for vectors and blobs."""
+        if self.kind == "matrix":
+            return ((self.rows, self.cols, self.types[0]),)
+        if self.kind == "expert":
+            gate, up, down = self.types
+            return ((self.rows, self.cols, gate), (self.rows, self.cols, up), (self.cols, self.rows, down))
+        return ()
+
+
+def expected_entries(config: Config, types: Types) -> list[Entry]:
+    """The tensors of a model in canonical order, without offsets.
+
+    `types` is one weight type for all matrices, or a function from an entry's name to its types. Vectors and
+    routers are f32 whatever it says. `config` comes from complete_config.
+    """
+    return list(iter_tensors(config, types))
+
+
+def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
+    """Lazy, so that a damaged file is refused at its first wrong entry, before a long list is built."""
+    n_vocab, n_embd, head_dim = config["n_vocab"], config["n_embd"], config["head_dim"]
+    n_q, n_kv = config["n_heads"] * head_dim, config["n_kv_heads"] * head_dim
+
+    def of(name: str, count: int) -> tuple[str, ...]:
+        return (types,) * count if isinstance(types, str) else types(name)
+
+    def vector(name: str, cols: int) -> Entry:
+        return Entry(name, "vector", 1, cols, ("f32",), 4 * cols)
+
+    def matrix(name: str, rows: int, cols: int, type: str | None = None) -> Entry:
+        chosen = type or of(name, 1)[0]
+        return Entry(name, "matrix", rows, cols, (chosen,), matrix_bytes(rows, cols, chosen))
+
+    def gated(at: str, width: int) -> Iterator[Entry]:
+        yield matrix(f"{at}_gate", width, n_embd)
+        yield matrix(f"{at}_up", width, n_embd)
+        yield matrix(f"{at}_down", n_embd, width)
+
+    yield matrix("embedding", n_vocab, n_embd)
+    if not config["tied_output"]:
+        yield matrix("output", n_vocab, n_embd)
+    yield vector("output_norm", n_embd)
+    if config["rope_dim"]:
+        yield vector("rope_inv_freq", config["rope_dim"] // 2)
+    for layer in range(config["n_layers"]):
+        at = f"layers.{layer}."
+        yield vector(at + "attn_norm", n_embd)
+        projections = (("q", n_q), ("k", n_kv), ("v", n_kv))
+        for part, rows in projections:
+            yield matrix(f"{at}attn_{part}", rows, n_embd)
+        if config["attn_qkv_bias"]:
+            for part, rows in projections:
+                yield vector(f"{at}attn_{part}_bias", rows)
+        if config["qk_norm"]:
+            for part, rows in projections[:2]:
+                yield vector(f"{at}attn_{part}_norm", head_dim if config["qk_norm"] == 1 else rows)
+        yield matrix(at + "attn_out", n_embd, n_q)
+        if config["attn_out_bias"]:
+            yield vector(at + "attn_out_bias", n_embd)
+        yield vector(at + "ffn_norm", n_embd)
+        n_experts = config["n_experts"][layer]
+        if not n_experts:
+            yield from gated(at + "ffn", config["n_ff"])
+            continue
+        yield matrix(at + "router", n_experts, n_embd, "f32")
+        if config["n_ff_shared"]:
+            if config["shared_gate"]:
+                yield vector(at + "shared_router", n_embd)
+            yield from gated(at + "shared", config["n_ff_shared"])
+        rows = config["n_ff_expert"]
+        for expert in range(n_experts):
+            name = f"{at}experts.{expert}"
+            gate, up, down = of(name, 3)
+            size = (
+                matrix_bytes(rows, n_embd, gate)
+                + matrix_bytes(rows, n_embd, up)
+                + matrix_bytes(n_embd, rows, down)
+            )
+            yield Entry(name, "expert", rows, n_embd, (gate, up, down), size)
+
+
+def entry_class(entry: Entry) -> str:
+    """What an entry serves: embedding, output, attention, routers, experts, shared, dense, norms or blobs."""
+    part = entry.name.rsplit(".", 1)[-1]
+    if entry.kind in ("expert", "blob"):
+        return "experts" if entry.kind == "expert" else "blobs"
+    if part in ("embedding", "output"):
+        return part
+    if part in ("router", "shared_router"):
+        return "routers"
+    if part.endswith("_norm"):
+        return "norms"
+    return {"attn": "attention", "rope": "attention", "shared": "shared", "ffn": "dense"}[
+        part.split("_", 1)[0]
+    ]
+
+
+def bytes_by_class(entries: Iterable[Entry]) -> dict[str, int]:
+    """Bytes without padding, for every class, in the order of ENTRY_CLASSES."""
+    sums = dict.fromkeys(ENTRY_CLASSES, 0)
+    for entry in entries:
+        sums[entry_class(entry)] += entry.bytes
+    return sums

@@ -1,0 +1,163 @@
+"""What the sequences of one context hold, and the way into the library for everything that evaluates.
+
+Owns: the lock (one evaluation at a time), cancelling, reuse: a prompt that begins like what a sequence holds
+is not evaluated again from its beginning. Reuse changes speed only; logits are the same bits however a
+sequence came about.
+Refuses: text, and choosing a token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from colibri import _native as native
+from colibri._native import Floats, Ids
+from colibri.errors import ArgumentError, CancelledError, ContextFullError
+
+Progress = Callable[[int, int], object]
+
+
+class Sequences:
+    """The sequences of one context. Usable from any thread."""
+
+    def __init__(self, context: native.ContextHandle, params: native.Params, n_vocab: int) -> None:
+        self.lock = threading.RLock()
+        self.cancels = 0  # calls of cancel(): work that began before the latest one ends
+        self.logits = np.empty(n_vocab, np.float32)  # of the last id given to hold()
+        self._cancel_lock = (
+            threading.Lock()
+        )  # guards cancels, _evaluating and _context; held for moments only
+        self._evaluating = False
+        self._context: native.ContextHandle | None = context
+        self._capacity, self._n_vocab = params.context, n_vocab
+        self._held = np.empty((params.max_batch, params.context), np.int32)  # ids of every sequence
+        self._count = [0] * params.max_batch  # how many of them count
+        self._used = [0] * params.max_batch  # when a sequence was last used
+        self._clock = self._last = 0
+
+    @property
+    def context(self) -> native.ContextHandle:
+        if self._context is None:
+            raise ArgumentError("the model is closed; load it again")
+        return self._context
+
+    @property
+    def closed(self) -> bool:
+        return self._context is None
+
+    @property
+    def position(self) -> int:
+        """Positions held by the sequence that was used last."""
+        with self.lock:
+            return native.position(self.context, self._last)
+
+    def room(self, n_ids: int) -> int:
+        """Positions that are left after n_ids."""
+        if n_ids > self._capacity:
+            raise ContextFullError(
+                f"the prompt has {n_ids} tokens, the context holds {self._capacity}: shorten the prompt or "
+                f"load the model with context={n_ids} or more"
+            )
+        return self._capacity - n_ids
+
+    def hold(self, ids: Ids, hint: int, began: int, progress: Progress | None) -> tuple[int, int]:
+        """Makes a sequence hold exactly these ids, with the logits of the last one in `logits`.
+
+        hint: the sequence that held all but the last one a moment ago, or -1. began: `cancels` when the work
+        began. Returns (sequence, how many ids it held already)."""
+        sequence, kept = hint, self._shared(hint, ids) if hint >= 0 else -1
+        if kept != len(ids) - 1:
+            sequence = self._place(ids)
+            kept = min(self._shared(sequence, ids), len(ids) - 1)  # the last is evaluated for its logits
+        self._rewind(sequence, kept)
+        self._evaluate([native.Input(sequence, ids[kept:], self.logits)], began, progress, None)
+        self._note(sequence, kept, ids)
+        return sequence, kept
+
+    def evaluate_alone(
+        self, batch: list[Ids], rows: Sequence[Floats | None], routing: native.RoutingObserver | None
+    ) -> None:
+        """Evaluates sequences from their beginning, because logits (rows) or the routing of every id are
+        wanted."""
+        for ids in batch:
+            self.room(len(ids))
+        with self.lock:
+            places = sorted(range(len(self._used)), key=lambda at: self._used[at])[: len(batch)]
+            for place in places:
+                self._rewind(place, 0)
+            inputs = [native.Input(*item) for item in zip(places, batch, rows, strict=True)]
+            self._evaluate(inputs, self.cancels, None, routing)
+            for place, ids in zip(places, batch, strict=True):
+                self._note(place, 0, ids)
+
+    def cancel(self) -> None:
+        """Ends all work that has begun."""
+        with self._cancel_lock:
+            self.cancels += 1
+            if self._evaluating and self._context is not None:
+                native.cancel(self._context)
+
+    def close(self, release: Callable[[], object]) -> None:
+        """Calls release() when nothing is running."""
+        with self.lock, self._cancel_lock:
+            self._context = None
+            release()
+
+    def _shared(self, sequence: int, ids: Ids) -> int:
+        """How many ids at the beginning a sequence has in common with these."""
+        n = min(self._count[sequence], len(ids))
+        differs = self._held[sequence, :n] != ids[:n]
+        return int(differs.argmax()) if differs.any() else n
+
+    def _place(self, ids: Ids) -> int:
+        """The sequence where the fewest ids are evaluated and forgotten; of equals the one not used for
+        longest."""
+        return min(
+            range(len(self._count)),
+            key=lambda at: (self._count[at] - 2 * self._shared(at, ids), self._used[at]),
+        )
+
+    def _rewind(self, sequence: int, position: int) -> None:
+        if position < self._count[sequence]:
+            native.rewind(self.context, sequence, position)
+            self._count[sequence] = position
+
+    def _note(self, sequence: int, kept: int, ids: Ids) -> None:
+        self._held[sequence, kept : len(ids)] = ids[kept:]
+        self._count[sequence] = len(ids)
+        self._clock += 1
+        self._used[sequence], self._last = self._clock, sequence
+
+    def _evaluate(
+        self,
+        inputs: list[native.Input],
+        began: int,
+        progress: Progress | None,
+        routing: native.RoutingObserver | None,
+    ) -> None:
+        """One call of the library, which cancel() may end."""
+        context = self.context
+        if progress is None and sum(len(item.ids) for item in inputs) > 1:
+            progress = _nothing  # Ctrl-C is seen between layers, when the callback runs, not only at the end
+        while True:
+            with self._cancel_lock:
+                if began != self.cancels:
+                    raise CancelledError("cancelled by Model.cancel()")
+                self._evaluating = True
+            try:
+                native.evaluate(context, inputs, self._n_vocab, progress=progress, routing=routing)
+                return
+            except CancelledError:
+                if began != self.cancels:
+                    raise
+                # A cancel() that came just after the end of an earlier evaluation hit this one: once more.
+            finally:
+                with self._cancel_lock:
+                    self._evaluating = False
+
+
+def _nothing(_done: int, _total: int) -> None:
+    """A progress callback for Python's signal handlers to run in."""

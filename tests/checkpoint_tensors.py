@@ -1,0 +1,123 @@
+"""Names, shapes and values of the tensors of tiny checkpoints (checkpoints.py writes them).
+
+Owns: the canonical names of each family, seeded values, the stacked spellings of experts. Refuses: files.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Config = dict[str, Any]
+
+
+def shapes_of(
+    config: Config,
+    experts_of: Sequence[int],
+    n_ff: int,
+    n_ff_expert: int,
+    n_ff_shared: int,
+    qk_norm: str,
+    qkv_bias: bool,
+    out_bias: bool,
+) -> dict[str, tuple[int, ...]]:
+    """Canonical names (one tensor per expert) and shapes."""
+    hidden, n_heads, n_kv = (
+        config["hidden_size"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+    )
+    head_dim = config.get("head_dim") or hidden // n_heads
+    n_q, n_k = n_heads * head_dim, n_kv * head_dim
+    mixtral_names = config["model_type"] == "mixtral"
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for layer, n_experts in enumerate(experts_of):
+        at = f"model.layers.{layer}"
+        shapes[f"{at}.input_layernorm.weight"] = (hidden,)
+        for part, rows in (("q", n_q), ("k", n_k), ("v", n_k)):
+            shapes[f"{at}.self_attn.{part}_proj.weight"] = (rows, hidden)
+            if qkv_bias:
+                shapes[f"{at}.self_attn.{part}_proj.bias"] = (rows,)
+        shapes[f"{at}.self_attn.o_proj.weight"] = (hidden, n_q)
+        if out_bias:
+            shapes[f"{at}.self_attn.o_proj.bias"] = (hidden,)
+        if qk_norm:
+            shapes[f"{at}.self_attn.q_norm.weight"] = (head_dim if qk_norm == "head" else n_q,)
+            shapes[f"{at}.self_attn.k_norm.weight"] = (head_dim if qk_norm == "head" else n_k,)
+        shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        if not n_experts:
+            shapes |= _gated(f"{at}.mlp", n_ff, hidden)
+            continue
+        block = f"{at}.block_sparse_moe" if mixtral_names else f"{at}.mlp"
+        shapes[f"{block}.gate.weight"] = (n_experts, hidden)
+        names = ("w1", "w3", "w2") if mixtral_names else ("gate_proj", "up_proj", "down_proj")
+        for expert in range(n_experts):
+            shapes |= _gated(f"{block}.experts.{expert}", n_ff_expert, hidden, names)
+        if n_ff_shared:
+            shapes |= _gated(f"{at}.mlp.shared_expert", n_ff_shared, hidden)
+            shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
+    return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
+
+
+def _gated(
+    at: str, n_ff: int, hidden: int, names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, tuple[int, ...]]:
+    gate, up, down = names
+    return {
+        f"{at}.{gate}.weight": (n_ff, hidden),
+        f"{at}.{up}.weight": (n_ff, hidden),
+        f"{at}.{down}.weight": (hidden, n_ff),
+    }
+
+
+def values_of(seed: int, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Matrices keep the size of their input; norms lie near 1; biases are small."""
+    noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
+    if name.endswith("norm.weight"):
+        return 1 + np.float32(0.1) * noise
+    if name.endswith(".bias"):
+        return np.float32(0.1) * noise
+    return noise / np.float32(np.sqrt(shape[-1]))
+
+
+def stack_experts(
+    tensors: Mapping[str, Array], experts_of: Sequence[int], mixtral_names: bool, layout: str
+) -> dict[str, Array]:
+    """The same values with one tensor for all experts of a layer."""
+    gate, up, down = ("w1", "w3", "w2") if mixtral_names else ("gate_proj", "up_proj", "down_proj")
+    old, new = (".block_sparse_moe", ".mlp") if mixtral_names and layout != "switch_mlp" else ("", "")
+    stacked = {
+        name.replace(old, new) if old else name: value
+        for name, value in tensors.items()
+        if ".experts." not in name
+    }
+    for layer, n_experts in enumerate(experts_of):
+        at = f"model.layers.{layer}." + ("block_sparse_moe" if mixtral_names else "mlp")
+        if not n_experts:
+            continue
+        gates, ups, downs = (
+            [tensors[f"{at}.experts.{e}.{part}.weight"] for e in range(n_experts)]
+            for part in (gate, up, down)
+        )
+        if layout == "switch_mlp":
+            stacked |= {
+                f"{at}.switch_mlp.gate_proj.weight": np.stack(gates),
+                f"{at}.switch_mlp.up_proj.weight": np.stack(ups),
+                f"{at}.switch_mlp.down_proj.weight": np.stack(downs),
+            }
+            continue
+        at = at.replace(old, new) if old else at
+        gate_up = np.stack([np.concatenate(pair) for pair in zip(gates, ups, strict=True)])
+        down_all = np.stack(downs)
+        if layout == "stacked_transposed":
+            gate_up, down_all = gate_up.swapaxes(1, 2), down_all.swapaxes(1, 2)
+        stacked |= {
+            f"{at}.experts.gate_up_proj": np.ascontiguousarray(gate_up),
+            f"{at}.experts.down_proj": np.ascontiguousarray(down_all),
+        }
+    return stacked

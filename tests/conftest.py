@@ -1,0 +1,45 @@
+"""Tiny converted models that tests of the Python face share. Each is made once for a whole run."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import checkpoints
+import colibri
+from colibri.convert import convert
+
+END_IDS = [2, 4]  # </s> and <|im_end|>
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """make_model(family, type="f32", **options of tests/checkpoints.py) -> a .colibri file."""
+    made: dict[str, Path] = {}
+
+    def make(family: str = "mixtral", type: str = "f32", **options: Any) -> Path:
+        key = repr((family, type, sorted(options.items())))
+        if key not in made:
+            directory = tmp_path_factory.mktemp(family)
+            source = checkpoints.FAMILIES[family](directory / "checkpoint", **options)
+            tokenizer = options.get("tokenizer", True)
+            made[key] = convert(source, directory / "model.colibri", type, require_tokenizer=tokenizer).path
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model_path(make_model: Callable[..., Path]) -> Path:
+    """A two-layer mixture of four experts with 300 tokens, 20 padding rows, two end tokens, a chat
+    template."""
+    generation = {"bos_token_id": 1, "eos_token_id": END_IDS}
+    return make_model("mixtral", extra_rows=20, adds_bos=True, generation=generation)
+
+
+@pytest.fixture
+def model(model_path: Path) -> Iterator[colibri.Model]:
+    """The model, freshly opened."""
+    with colibri.load(model_path, threads=2, context=64) as opened:
+        yield opened

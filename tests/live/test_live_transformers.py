@@ -1,0 +1,176 @@
+"""The engine beside a running Transformers: on the same checkpoints, and on checkpoints that it wrote itself.
+
+Role:    run by .ci/run where torch and transformers are installed (`pip install .[live]`); skipped elsewhere.
+Owns:    that the fixtures have not drifted from the installed Transformers; that what save_pretrained writes
+         today converts; spellings of RoPE settings (case 8).
+Refuses: everything that the committed fixtures already show without torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import checkpoints
+import oracle
+from colibri.convert import convert
+from fixtures import models
+from fixtures.native import engine
+from fixtures.variants import LLAMA3, VARIANTS
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+BOUND = 1e-4
+# Transformers in bf16 rounds every intermediate to 8 bits, the engine keeps f32: the median over rows of the
+# largest difference, for logits of standard deviation 1.
+BF16_MEDIAN = 0.12
+IDS = VARIANTS["mixtral"].prompt
+
+
+def reference(directory: Path, ids: list[int], dtype: Any = None) -> npt.NDArray[np.float32]:
+    """Logits [n, n_vocab] of a checkpoint as Transformers computes them, in f32 unless a dtype is given."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype or torch.float32, attn_implementation="eager"
+    )
+    model.train(False)
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor([ids])).logits[0].float().numpy())
+
+
+def ours(directory: Path, out: Path, type: str, ids: list[int]) -> npt.NDArray[np.float32]:
+    convert(directory, out, type, require_tokenizer=False)
+    with engine(out) as run:
+        return run.feed(ids)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_f32_and_the_fixtures_equal_live_transformers(name: str) -> None:
+    ids = VARIANTS[name].prompt
+    expected = reference(models.checkpoint(name), ids)
+    with engine(models.converted(name, "f32")) as run:
+        assert np.abs(run.feed(ids) - expected).max() < BOUND
+    fixture = models.fixture(name)
+    assert np.abs(expected[fixture["rows"]] - fixture["logits"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name, v in VARIANTS.items() if v.options.get("storage") == "bf16"])
+def test_bf16_stays_near_transformers_in_bf16(name: str) -> None:
+    """Both start from the same bf16 weights. Rows where bf16 changes the choice of experts are left out."""
+    ids = VARIANTS[name].prompt
+    expected = reference(models.checkpoint(name), ids, torch.bfloat16)
+    with engine(models.converted(name, "bf16")) as run:
+        errors = np.abs(run.feed(ids) - expected).max(axis=-1)
+    assert np.median(errors) < BF16_MEDIAN
+    exact, _ = oracle.forward(models.model(name), ids)
+    assert np.median(errors) < 2 * np.median(np.abs(expected - exact).max(axis=-1))  # its rounding, not ours
+
+
+def tiny(cls: str, changes: dict[str, Any]) -> Any:
+    """A random model of a Transformers class, at a scale where routing and attention matter."""
+    config = {
+        "vocab_size": 120, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
+    }  # fmt: skip
+    torch.manual_seed(3)
+    settings = getattr(transformers, f"{cls}Config")(**{**config, **changes})
+    model = getattr(transformers, f"{cls}ForCausalLM")(settings)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            noise = torch.randn(value.shape)
+            if value.ndim == 1:
+                value.copy_(0.1 * noise + (1.0 if "norm" in name else 0.0))
+            else:
+                value.copy_(noise / value.shape[-1] ** 0.5)
+    return model.to(torch.float32)
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+SAVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**EXPERTS, "moe_intermediate_size": 24, "head_dim": 20, "norm_topk_prob": True},
+    ),
+    "qwen3_moe tied, dense layers": (
+        "Qwen3Moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 24,
+            "head_dim": 12,
+            "mlp_only_layers": [0],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmoe": ("Olmoe", {**EXPERTS, "clip_qkv": 0.8}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "qwen2_moe 2H = I": (  # gate_up_proj and its transpose have one shape (case 12)
+        "Qwen2Moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "llama": ("Llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "llama llama3": (
+        "Llama",
+        {"rope_parameters": {**LLAMA3["rope_scaling"], "rope_theta": 10000.0}},  # type: ignore[dict-item]
+    ),
+    "llama linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}}),
+    "qwen3": ("Qwen3", {"head_dim": 20}),
+}
+
+
+@pytest.mark.parametrize("storage", ["f32", "bf16"])
+@pytest.mark.parametrize("kind", SAVED)
+def test_what_save_pretrained_writes_converts(kind: str, storage: str, tmp_path: Path) -> None:
+    """f32 in one file, bf16 in shards; 200 positions."""
+    model, saved = tiny(*SAVED[kind]), tmp_path / "saved"
+    if storage == "bf16":
+        model.to(torch.bfloat16).save_pretrained(saved, max_shard_size="60KB")
+        assert len(list(saved.glob("*.safetensors"))) > 1
+    else:
+        model.save_pretrained(saved)
+    ids = [int(i) for i in np.random.default_rng(1).integers(3, 120, 200)]
+    found, expected = ours(saved, tmp_path / "m.colibri", "f32", ids), reference(saved, ids)
+    assert expected.std() > 0.3
+    assert np.abs(found - expected).max() < BOUND
+    logits, _ = oracle.forward(oracle.load(saved), ids)
+    assert np.abs(logits - expected).max() < 2e-5
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "top level": {"rope_theta": 1e6},
+    "rope_parameters": {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+    "rope_scaling null": {"rope_theta": 1e6, "rope_scaling": None},
+    "type": {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "rope_type": {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "llama3": LLAMA3,
+}
+
+
+@pytest.mark.parametrize("spelling", ROPES)
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "mixtral"])
+def test_case_8_rope_spellings(family: str, spelling: str, tmp_path: Path) -> None:
+    """200 positions: more than three times the original length of the llama3 scaling."""
+    directory = checkpoints.FAMILIES[family](
+        tmp_path / "m", rope=ROPES[spelling], storage="f32", tokenizer=False, head_dim=32
+    )
+    ids = [int(i) for i in np.random.default_rng(2).integers(3, 295, 200)]
+    found = ours(directory, tmp_path / "m.colibri", "f32", ids)
+    assert np.abs(found - reference(directory, ids)).max() < BOUND

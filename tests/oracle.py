@@ -1,0 +1,356 @@
+"""The second definition of the mathematics: a slow, plain numpy forward pass over a Hugging Face directory.
+
+Role:    given config.json and *.safetensors of a mixtral, qwen3_moe, olmoe, qwen2_moe, llama or qwen3
+         checkpoint, return the logits of every position and what every router decided. The tests hold the
+         engine and the committed Transformers fixtures against it. One function per mechanism, shapes in
+         comments (n = positions).
+Owns:    reading a checkpoint strictly (every tensor used, none missing), the formulas, greedy decoding.
+Refuses: importing colibri (it must be able to disagree with it), speed, a KV cache, sliding windows that
+         would matter, configs it does not know how to compute.
+
+Precision: everything is float64, so that its own rounding (about 1e-13) vanishes beside that of an f32 engine
+and a difference can be read as the engine's. Exception: the RoPE frequencies and the angle, position times
+frequency, are rounded to float32, step by step as Transformers does: the models were trained with those
+values, and at position 1000 the rounding of the angle is 3e-5: not noise, but part of what the model is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+# (tensor name, matrix [rows, cols]) -> matrix as some weight type would store it
+Rounding = Callable[[str, Float32], Float32]
+# rows [n, cols] that a matrix is about to multiply -> the same rows as an engine would round them
+Activations = Callable[[Array], Array]
+
+DTYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+
+class Routing(NamedTuple):
+    """What the router of one MoE layer decided for every position. E experts, k of them chosen."""
+
+    layer: int
+    logits: Array  # [n, E]
+    experts: Ints  # [n, k] best first, equal values: lowest index first
+    weights: Array  # [n, k] what the experts' outputs are multiplied by
+
+
+@dataclass(frozen=True)
+class Config:
+    """The mechanisms of one checkpoint, family by family resolved from config.json."""
+
+    family: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    inv_freq: Float32  # [head_dim / 2]
+    qk_norm: str  # "none", "head" (over head_dim), "full" (over the whole projection)
+    qkv_clip: float | None
+    qkv_bias: bool
+    out_bias: bool
+    tied: bool
+    moe_layers: tuple[bool, ...]
+    n_experts: int
+    n_experts_used: int
+    renormalise: bool
+    shared: bool
+    window: int | None  # a prompt longer than it would need the mask that this file does not have
+
+
+class Checkpoint(NamedTuple):
+    """A model ready to compute with."""
+
+    config: Config
+    weights: dict[str, Array]  # by Hugging Face name
+    activations: Activations | None = None  # applied to the input of every matrix product but the routers'
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def read_safetensors(path: Path) -> dict[str, Float32]:
+    """All tensors of one file. Format: u64 header length, JSON header, then the bytes it points into."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    tensors: dict[str, Float32] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = (8 + size + offset for offset in entry["data_offsets"])
+        values = np.frombuffer(raw[begin:end], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        tensors[name] = values.astype(np.float32)
+    return tensors
+
+
+def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float) -> Float32:
+    """Inverse frequencies [head_dim / 2], from any of the spellings in use."""
+    rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
+    plain: Float32 = np.float32(1) / np.power(np.float32(theta), exponent)
+    if kind == "default":
+        return plain
+    if kind == "linear":
+        return plain / np.float32(rope["factor"])
+    if kind != "llama3":
+        raise ValueError(f"rope_type {kind!r}: expected default, linear or llama3")
+    places = (config.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
+    original = np.float32(places[0] or places[1] or config["max_position_embeddings"])
+    low, high, factor = (np.float32(rope[k]) for k in ("low_freq_factor", "high_freq_factor", "factor"))
+    wavelength = np.float32(2 * math.pi) / plain
+    # 1 keeps a frequency (short waves), 0 divides it by factor (long waves), between them lies a ramp
+    keep = np.clip((original / wavelength - low) / (high - low), 0, 1)
+    return np.asarray((1 - keep) * plain / factor + keep * plain, np.float32)
+
+
+def read_config(raw: dict[str, Any]) -> Config:
+    """config.json to mechanisms. A default is the one of the family's class in Transformers 5.24."""
+    family = raw["model_type"]
+    if family not in ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3"):
+        raise ValueError(f"model_type {family!r}: the oracle does not know it")
+    if raw.get("hidden_act", "silu") != "silu" or raw.get("mlp_bias"):
+        raise ValueError("the oracle computes SiLU feed-forwards without bias only")
+    n_layers, n_heads = raw["num_hidden_layers"], raw["num_attention_heads"]
+    derived = raw["hidden_size"] // n_heads
+    explicit = raw.get("head_dim", 128 if family == "qwen3" else None)
+    head_dim = derived if explicit is None else explicit
+    dense = family in ("llama", "qwen3")
+    n_experts = 0 if dense else raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"]
+    step, only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
+    if family in ("mixtral", "olmoe"):  # these have no dense layers, whatever the keys say
+        step, only = 1, []
+    attention_bias = bool(raw.get("attention_bias", False)) and family not in ("mixtral", "qwen2_moe")
+    windowed = family == "mixtral" or raw.get("use_sliding_window", False)
+    return Config(
+        family=family,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=raw.get("num_key_value_heads") or n_heads,
+        head_dim=head_dim,
+        norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
+        inv_freq=rope_frequencies(raw, head_dim, 1e6 if family == "mixtral" else 1e4),
+        qk_norm={"qwen3": "head", "qwen3_moe": "head", "olmoe": "full"}.get(family, "none"),
+        qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
+        qkv_bias=bool(raw.get("qkv_bias", True)) if family == "qwen2_moe" else attention_bias,
+        out_bias=attention_bias,
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        moe_layers=tuple(not dense and n not in only and (n + 1) % step == 0 for n in range(n_layers)),
+        n_experts=n_experts,
+        n_experts_used=0 if dense else raw["num_experts_per_tok"],
+        renormalise=family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
+        shared=family == "qwen2_moe",
+        window=raw.get("sliding_window") if windowed else None,
+    )
+
+
+def expected_names(config: Config) -> tuple[list[str], list[str]]:
+    """(matrices that a weight type may round, tensors that stay f32), by Hugging Face name."""
+    matrices = ["model.embed_tokens.weight"] + ([] if config.tied else ["lm_head.weight"])
+    exact = ["model.norm.weight"]
+    for n in range(config.n_layers):
+        layer, attn = f"model.layers.{n}.", f"model.layers.{n}.self_attn."
+        exact += [layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight"]
+        matrices += [f"{attn}{m}_proj.weight" for m in "qkvo"]
+        exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
+        exact += [attn + "o_proj.bias"] if config.out_bias else []
+        exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
+        if config.moe_layers[n]:
+            exact.append(moe_prefix(config, n) + "gate.weight")
+            for e in range(config.n_experts):
+                matrices += expert_names(config, n, e)
+            if config.shared:
+                exact.append(layer + "mlp.shared_expert_gate.weight")
+                matrices += ffn_names(layer + "mlp.shared_expert.")
+        else:
+            matrices += ffn_names(layer + "mlp.")
+    return matrices, exact
+
+
+def moe_prefix(config: Config, layer: int) -> str:
+    return f"model.layers.{layer}." + ("block_sparse_moe." if config.family == "mixtral" else "mlp.")
+
+
+def ffn_names(prefix: str) -> list[str]:
+    return [f"{prefix}{m}_proj.weight" for m in ("gate", "up", "down")]
+
+
+def expert_names(config: Config, layer: int, expert: int) -> list[str]:
+    """gate, up, down of one expert."""
+    prefix = f"{moe_prefix(config, layer)}experts.{expert}."
+    if config.family == "mixtral":
+        return [prefix + "w1.weight", prefix + "w3.weight", prefix + "w2.weight"]
+    return ffn_names(prefix)
+
+
+def load(
+    directory: Path | str, rounding: Rounding | None = None, activations: Activations | None = None
+) -> Checkpoint:
+    """Reads a checkpoint. `rounding` replaces each matrix (not routers, norms, biases) by its stored form."""
+    directory = Path(directory)
+    config = read_config(json.loads((directory / "config.json").read_text()))
+    found: dict[str, Float32] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        found |= read_safetensors(path)
+    matrices, exact = expected_names(config)
+    unknown = set(found) - set(matrices) - set(exact) - ({"lm_head.weight"} if config.tied else set())
+    missing = (set(matrices) | set(exact)) - set(found)
+    if unknown or missing:
+        raise ValueError(f"{directory}: missing tensors {sorted(missing)}, unknown tensors {sorted(unknown)}")
+    weights = {name: found[name].astype(np.float64) for name in exact}
+    for name in matrices:
+        weights[name] = (rounding(name, found[name]) if rounding else found[name]).astype(np.float64)
+    if config.tied and not np.array_equal(
+        found.get("lm_head.weight", found["model.embed_tokens.weight"]), found["model.embed_tokens.weight"]
+    ):
+        raise ValueError(f"{directory}: tie_word_embeddings is true, but lm_head differs from the embedding")
+    return Checkpoint(config, weights, activations)
+
+
+# ------------------------------------------------------------------------------------------- mechanisms
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x [..., d] divided by its root mean square over d, times weight [d]."""
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
+
+
+def softmax(x: Array) -> Array:
+    """Over the last axis. -inf becomes 0."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def silu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def rotate(x: Array, inv_freq: Float32) -> Array:
+    """RoPE. x [n, heads, head_dim]; element i turns together with element i + head_dim/2."""
+    position = np.arange(len(x), dtype=np.float32)
+    angle = (position[:, None] * inv_freq).astype(np.float64)[:, None, :]  # [n, 1, head_dim/2], f32 product
+    cos, sin = np.cos(angle), np.sin(angle)
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def linear(model: Checkpoint, name: str, x: Array) -> Array:
+    """x [n, cols] times a matrix [rows, cols] -> [n, rows]."""
+    return np.asarray((x if model.activations is None else model.activations(x)) @ model.weights[name].T)
+
+
+def attention(model: Checkpoint, layer: int, x: Array) -> Array:
+    """Causal grouped-query attention. x [n, d] -> [n, d]."""
+    config, weights, n = model.config, model.weights, len(x)
+    prefix = f"model.layers.{layer}.self_attn."
+
+    def project(name: str, heads: int) -> Array:
+        """-> [n, heads, head_dim]: projection, bias, full norm, clip, split into heads, per-head norm."""
+        y = linear(model, f"{prefix}{name}_proj.weight", x)
+        if config.qkv_bias:
+            y = y + weights[f"{prefix}{name}_proj.bias"]
+        if config.qk_norm == "full" and name != "v":
+            y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
+        if config.qkv_clip is not None:
+            y = np.clip(y, -config.qkv_clip, config.qkv_clip)
+        y = y.reshape(n, heads, config.head_dim)
+        if config.qk_norm == "head" and name != "v":
+            y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
+        return y
+
+    q = rotate(project("q", config.n_heads), config.inv_freq)
+    k = rotate(project("k", config.n_kv_heads), config.inv_freq)
+    v = project("v", config.n_kv_heads)
+    group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
+    future = np.triu(np.ones((n, n), bool), 1)  # [query, key]
+    out = np.empty_like(q)
+    for h in range(config.n_heads):
+        scores = q[:, h] @ k[:, h // group].T / math.sqrt(config.head_dim)  # [n, n]
+        out[:, h] = softmax(np.where(future, -np.inf, scores)) @ v[:, h // group]
+    y = linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
+    return y + weights[prefix + "o_proj.bias"] if config.out_bias else y
+
+
+def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
+    """down(SiLU(gate x) * up x). x [n, d]; names of gate [f, d], up [f, d], down [d, f]."""
+    gate, up, down = names
+    return linear(model, down, silu(linear(model, gate, x)) * linear(model, up, x))
+
+
+def route(config: Config, layer: int, logits: Array) -> Routing:
+    """Softmax over all experts, then the k largest; divided by their sum only where the model says so."""
+    probabilities = softmax(logits)  # [n, E]
+    # a stable sort of the negated values keeps the lowest index first among equal ones
+    experts = np.argsort(-probabilities, axis=-1, kind="stable")[:, : config.n_experts_used]
+    chosen = np.take_along_axis(probabilities, experts, axis=-1)
+    if config.renormalise:
+        chosen = chosen / chosen.sum(axis=-1, keepdims=True)
+    return Routing(layer, logits, experts, chosen)
+
+
+def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
+    """An expert that every token visits, scaled by the sigmoid of its own one-row router."""
+    prefix = f"model.layers.{layer}.mlp."
+    gate = 1 / (1 + np.exp(-(x @ model.weights[prefix + "shared_expert_gate.weight"].T)))  # [n, 1]
+    return np.asarray(gate * gated_ffn(model, ffn_names(prefix + "shared_expert."), x))
+
+
+def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
+    """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
+    config = model.config
+    routing = route(config, layer, x @ model.weights[moe_prefix(config, layer) + "gate.weight"].T)
+    y = np.zeros_like(x)
+    for expert in range(config.n_experts):
+        rows, slots = np.nonzero(routing.experts == expert)
+        if len(rows):
+            out = gated_ffn(model, expert_names(config, layer, expert), x[rows])
+            y[rows] += routing.weights[rows, slots, None] * out
+    return (y + shared_expert(model, layer, x) if config.shared else y), routing
+
+
+# ---------------------------------------------------------------------------------------------------- use
+
+
+def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[Routing]]:
+    """Logits [n, n_vocab] of every position and the routing of every MoE layer, in layer order."""
+    config, weights = model.config, model.weights
+    if config.window and len(ids) > config.window:
+        raise ValueError(f"{len(ids)} ids, but a sliding window of {config.window}: the oracle has no window")
+    x = weights["model.embed_tokens.weight"][np.asarray(ids)]  # [n, d]
+    routings = []
+    for n in range(config.n_layers):
+        prefix = f"model.layers.{n}."
+        x = x + attention(model, n, rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps))
+        normed = rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.norm_eps)
+        if config.moe_layers[n]:
+            out, routing = mixture(model, n, normed)
+            routings.append(routing)
+        else:
+            out = gated_ffn(model, ffn_names(prefix + "mlp."), normed)
+        x = x + out
+    x = rms_norm(x, weights["model.norm.weight"], config.norm_eps)
+    return linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x), routings
+
+
+def greedy(model: Checkpoint, ids: Sequence[int], n_new: int) -> list[int]:
+    """n_new ids, each the argmax (lowest id of equals) after all before it; all is recomputed each time."""
+    ids = list(ids)
+    for _ in range(n_new):
+        logits, _ = forward(model, ids)
+        ids.append(int(np.argmax(logits[-1])))
+    return ids[len(ids) - n_new :]

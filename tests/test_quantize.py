@@ -1,0 +1,180 @@
+"""Packed bytes against a slow packer written from docs/FORMAT.md section 4, and the edges of every weight
+type."""
+
+from __future__ import annotations
+
+import struct
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from colibri.errors import ConversionError, ModelFileError
+from colibri.quantize import TYPE_IDS, block_rows, matrix_bytes, pack, panel_bytes, unpack
+
+Floats = npt.NDArray[np.float32]
+SHAPES = [(1, 1), (15, 2), (16, 3), (17, 31), (33, 32), (5, 33), (48, 64), (20, 70)]
+
+
+def random(rows: int, cols: int, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32)
+
+
+def slow_pack(matrix: Floats, type: str) -> bytes:
+    """One element at a time, as the document says it."""
+    rows, cols = matrix.shape
+    out = bytearray()
+
+    def at(row: int, col: int) -> float:
+        return float(matrix[row, col]) if row < rows and col < cols else 0.0
+
+    for panel in range(0, rows, 16):
+        lanes = range(panel, panel + 16)
+        if type == "f32":
+            for k in range(cols):
+                out += b"".join(struct.pack("<f", at(row, k)) for row in lanes)
+        elif type == "bf16":
+            for k in range(0, cols, 2):
+                for row in lanes:
+                    pair = np.array([at(row, k), at(row, k + 1)], np.float32).astype(ml_dtypes.bfloat16)
+                    out += pair.tobytes()
+        else:
+            out += slow_q8_panel([[at(row, k) for k in range(-(-cols // 32) * 32)] for row in lanes])
+    return bytes(out)
+
+
+def slow_q8_panel(lanes: list[list[float]]) -> bytes:
+    quants, scales = bytearray(), bytearray()
+    for start in range(0, len(lanes[0]), 32):
+        groups = [lane[start : start + 32] for lane in lanes]
+        scale = [np.float16(np.float32(max(map(abs, group))) * np.float32(1 / 127)) for group in groups]
+        for quad in range(0, 32, 4):
+            for group, one in zip(groups, scale, strict=True):
+                for value in group[quad : quad + 4]:
+                    divided = np.float32(value) / np.float32(one) if one else np.float32(0)
+                    quants.append(int(np.clip(np.rint(divided), -127, 127)) + 128)
+        scales += b"".join(one.tobytes() for one in scale)
+    panel = bytes(quants + scales)
+    return panel + bytes(-len(panel) % 64)
+
+
+@pytest.mark.parametrize("type", TYPE_IDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bytes_are_those_of_the_document(type: str, shape: tuple[int, int]) -> None:
+    matrix = random(*shape)
+    packed = bytes(pack(matrix, type))
+    assert len(packed) == matrix_bytes(*shape, type)
+    assert packed == slow_pack(matrix, type)
+
+
+def test_sizes_are_those_of_the_document() -> None:
+    assert [panel_bytes(33, type) for type in ("f32", "bf16", "q8")] == [64 * 33, 64 * 17, 1088]
+    assert panel_bytes(32, "q8") == 576  # 544 rounded up to a multiple of 64
+    assert matrix_bytes(17, 32, "q8") == 2 * 576
+
+
+@pytest.mark.parametrize("type", TYPE_IDS)
+def test_blocks_of_rows_join_to_the_whole(type: str) -> None:
+    matrix = random(75, 40)
+    blocks = b"".join(bytes(pack(matrix[at : at + 16], type)) for at in range(0, 75, 16))
+    assert blocks == bytes(pack(matrix, type))
+    assert block_rows(40) % 16 == 0
+
+
+def test_many_blocks_inside_pack() -> None:
+    """More rows than one internal block holds."""
+    rows = 2 * block_rows(4096) + 5
+    matrix = random(rows, 4096)
+    assert np.array_equal(unpack(pack(matrix, "f32"), rows, 4096, "f32"), matrix)
+
+
+def test_f32_is_exact_and_bf16_rounds_to_nearest_even() -> None:
+    matrix = random(19, 21) * np.float32(1e5)
+    assert np.array_equal(unpack(pack(matrix, "f32"), 19, 21, "f32"), matrix)
+    expected = matrix.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert np.array_equal(unpack(pack(matrix, "bf16"), 19, 21, "bf16"), expected)
+    ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF818000], np.uint32).view(np.float32)[None]
+    rounded = unpack(pack(ties, "bf16"), 1, 4, "bf16").view(np.uint32) >> 16
+    assert rounded.tolist() == [[0x3F80, 0x3F82, 0x3F81, 0xBF82]]
+
+
+def test_q8_error_is_at_most_half_a_step() -> None:
+    matrix = random(32, 256, seed=3)
+    back = unpack(pack(matrix, "q8"), 32, 256, "q8")
+    step = np.abs(matrix).reshape(32, 8, 32).max(-1) / 127
+    error = np.abs(matrix - back).reshape(32, 8, 32)
+    # The scale's own rounding adds at most 127 steps x 2^-11.
+    assert (error <= step[..., None] * (0.5 + 127 / 2048)).all()
+    assert error.max() > 0
+
+
+def test_q8_holds_its_own_values_without_loss() -> None:
+    """What came out of q8 goes in again unchanged: quotients are taken with the rounded scale."""
+    once = unpack(pack(random(16, 128, seed=5), "q8"), 16, 128, "q8")
+    assert np.array_equal(unpack(pack(once, "q8"), 16, 128, "q8"), once)
+
+
+def test_q8_never_writes_byte_zero() -> None:
+    """-128 is invalid; extremes, subnormal scales and all-zero groups stay within +-127."""
+    matrix = np.zeros((16, 96), np.float32)
+    matrix[:, 0] = -1.1e-5  # scale 8.7e-8 rounds down to the smallest f16, 6e-8: quotient -184
+    matrix[:, 1] = 1.1e-5
+    matrix[:, 32] = -1e-12  # scale rounds to 0
+    matrix[:, 64] = -1000
+    packed = np.frombuffer(pack(matrix, "q8"), np.uint8)
+    assert packed[: 512 * 3].min() >= 1
+    quants = packed[: 512 * 3].reshape(3, 8, 16, 4)
+    assert quants[0, 0, 0].tolist() == [1, 255, 128, 128]
+    assert (quants[1] == 128).all()
+    scales = packed[512 * 3 : 544 * 3].view(np.float16)
+    assert scales[16] == 0
+    assert np.isfinite(unpack(packed, 16, 96, "q8")).all()
+
+
+def test_padding_rows_are_zero_quants() -> None:
+    packed = np.frombuffer(pack(random(3, 5), "q8"), np.uint8)
+    quants = packed[:512].reshape(8, 16, 4)
+    assert (quants[:, 3:] == 128).all()
+    assert (quants[2:] == 128).all()
+
+
+@pytest.mark.parametrize("type", TYPE_IDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_values_are_refused_with_their_place(type: str, bad: float) -> None:
+    matrix = random(20, 40)
+    matrix[18, 37] = bad
+    with pytest.raises(ConversionError, match=r"attn\.q\[118, 37\] is -?(nan|inf)"):
+        pack(matrix, type, name="attn.q", first_row=100)
+
+
+def test_the_place_counts_from_the_first_block() -> None:
+    """More columns than a block has room for in one go: the row is counted over blocks."""
+    matrix = np.zeros((block_rows(8192) + 20, 8192), np.float32)
+    matrix[-1, 8191] = np.inf
+    with pytest.raises(ConversionError, match=rf"w\[{len(matrix) + 4}, 8191\] is inf"):
+        pack(matrix, "q8", name="w", first_row=5)
+
+
+@pytest.mark.parametrize(("type", "value"), [("q8", 1e7), ("bf16", 3.4e38)])
+def test_values_beyond_a_type_name_the_tensor(type: str, value: float) -> None:
+    matrix = random(16, 40)
+    matrix[3, 35] = value
+    with pytest.raises(ConversionError, match=r"w2.*(row 3|\[3, 35\]).*too large"):
+        pack(matrix, type, name="w2")
+
+
+def test_largest_values_that_fit() -> None:
+    matrix = np.full((1, 32), 65504.0 * 127, np.float32)
+    assert np.array_equal(unpack(pack(matrix, "q8"), 1, 32, "q8"), matrix)
+    largest = np.array(0x7F7F0000, np.uint32).view(np.float32)[()]  # the largest bf16
+    assert unpack(pack(np.full((1, 2), largest, np.float32), "bf16"), 1, 2, "bf16").tolist() == [
+        [largest] * 2
+    ]
+
+
+def test_wrong_sizes_and_types_are_refused() -> None:
+    with pytest.raises(ModelFileError, match="576 bytes, but 575 were given"):
+        unpack(bytes(575), 16, 32, "q8")
+    with pytest.raises(ConversionError, match="'q5' is not known.*f32, bf16, q8"):
+        pack(random(2, 2), "q5")
