@@ -49,8 +49,8 @@ $(VENV)/dev-packages: pyproject.toml | $(VENV)/bin/python
 .PHONY: install demo test lint
 install: $(VENV)/installed ## build and install the package into ./.venv
 
-demo: $(VENV)/installed ## write a story with the bundled model
-	@$(VENV)/bin/colibri run demo "$(PROMPT)"
+demo: $(VENV)/installed ## write a story with the bundled model, then speed and memory
+	@$(VENV)/bin/colibri run demo "$(PROMPT)" --max-tokens 250 --temperature 0.7 --seed 1 --stats
 
 test: $(VENV)/test-packages ## run the tests (PYTEST="tests/test_x.py -k name" for some)
 	@$(VENV)/bin/python -m pytest $(PYTEST)

@@ -9,7 +9,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { THREADS_MAX = 256, THREADS_STACK = 512 * 1024, THREADS_MAX_ITEMS = (1 << 24) - 1 - THREADS_MAX };
+#if defined(__SANITIZE_THREAD__)
+enum { THREADS_STACK = 2 * 1024 * 1024 }; /* ThreadSanitizer keeps its own state there */
+#else
+enum { THREADS_STACK = 512 * 1024 };      /* the deepest kernel takes 40 KiB */
+#endif
+enum { THREADS_MAX = 256 };
 
 typedef void threads_work(void *argument, int32_t item);
 

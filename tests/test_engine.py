@@ -288,3 +288,17 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
 
 def test_sampling_is_public_and_lists_every_option() -> None:
     assert list(Sampling.__dataclass_fields__) == list(Options.__annotations__)
+
+
+def test_load_converts_a_directory_to_the_type_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    source = checkpoints.mixtral(tmp_path / "source")
+    with colibri.load(source, type="f32") as exact, colibri.load(source) as small:
+        assert "-f32-" in exact.path.name and "-q8-" in small.path.name
+        assert exact.memory.weights_mapped > 2 * small.memory.weights_mapped
+        with pytest.raises(ArgumentError, match="type='f32' has no effect"):
+            colibri.load(exact.path, type="f32")
+    with pytest.raises(ArgumentError, match="no effect"):
+        colibri.load("demo", type="q8")

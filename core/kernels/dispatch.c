@@ -2,9 +2,17 @@
 #include "kernels.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
+
+static bool has_f16c(void) /* clang does not know the name; the bit is in CPUID leaf 1 */
+{
+    unsigned int a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void)

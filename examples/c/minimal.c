@@ -1,6 +1,6 @@
 /* minimal.c: the next token of a prompt, from C. Build against an installed libcolibri:
  *     cc minimal.c -o minimal $(pkg-config --cflags --libs colibri)
- * Run:  ./minimal MODEL.colibri ID [ID ...]      (ids from: colibri inspect MODEL --ids "some text") */
+ * Run:  ./minimal MODEL.colibri ID [ID ...], with ids from Python's colibri.load(MODEL).tokenizer.encode(TEXT) */
 #include <colibri.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -22,7 +22,7 @@ from colibri import _native as native
 from colibri import chat as chat_template
 from colibri import sampling as sampling_rules
 from colibri._native import Floats, Ids, MemoryPlan
-from colibri.cache import resolve
+from colibri.cache import DEMO, resolve
 from colibri.errors import ArgumentError, ModelFileError, UnsupportedError
 from colibri.format import read_blobs, read_json_blob
 from colibri.generate import Generation, NoText, Stream, Work
@@ -49,14 +49,21 @@ def load(
     context: int | None = None,
     max_batch: int = 1,
     chunk: int | None = None,
+    type: str | None = None,
 ) -> Model:
     """Opens a model: a `.colibri` file, a Hugging Face directory (converted once into the cache) or "demo".
 
     threads: 1 to 256, by default the CPUs this process may use. context: most positions of a sequence, prompt
     and answer together, by default what the model was trained for, up to 4096. max_batch: sequences held at
     the same time, for batch_logits and for conversations that alternate. chunk: rows evaluated together.
-    A conversion is announced to the logger "colibri", level INFO."""
-    file = resolve(os.fspath(path), notify=logging.getLogger("colibri").info)
+    type: the weight type, "q8" (default), "bf16" or "f32", that a directory is converted to; an error for what
+    is not converted. A conversion is announced to the logger "colibri", level INFO."""
+    name = os.fspath(path)
+    if type is not None and (name == DEMO or not Path(name).is_dir()):
+        raise ArgumentError(
+            f"type={type!r} has no effect: {name} is not a Hugging Face directory, so nothing is converted"
+        )
+    file = resolve(name, type or "q8", notify=logging.getLogger("colibri").info)
     return Model(file, threads=threads, context=context, max_batch=max_batch, chunk=chunk)
 
 
@@ -75,7 +82,7 @@ class Model:
             "threads": _bounded("threads", threads, 256),
             "context": _bounded("context", context, 2**31 - 1),
             "max_batch": _bounded("max_batch", max_batch, 4096),
-            "chunk": _bounded("chunk", chunk, 65536),
+            "chunk": _bounded("chunk", chunk, 4096),
         }
         self.path = path
         handle = native.open_model(path)
