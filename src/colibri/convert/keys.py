@@ -15,7 +15,8 @@ from colibri.errors import ConversionError
 _REASONS = {
     "names and provenance": (
         "architectures model_type _name_or_path name_or_path transformers_version _commit_hash "
-        "unsloth_version unsloth_fixed finetuning_task base_model_name_or_path license"
+        "unsloth_version unsloth_fixed is_llama_config transformers.js_config finetuning_task "
+        "base_model_name_or_path license"
     ),
     "training only": (
         "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop router_aux_loss_coef "
