@@ -17,7 +17,7 @@ static void position_item(void *argument, int32_t row)
 void attention_positions(const struct chunk *chunk)
 {
     if (chunk->config->rope_dim == 0) return;
-    threads_run(chunk->threads, position_item, (void *)(uintptr_t)chunk, chunk->n);
+    threads_run(chunk->threads, position_item, (void *)(uintptr_t)chunk, chunk->n, 32 * row_bytes(chunk->n, chunk->config->rope_dim));
 }
 
 struct attention_work {
@@ -105,6 +105,14 @@ static void output_item(void *argument, int32_t row)
     c->kernels->add(c->x + at, c->h.f32 + at, n_embd);
 }
 
+/* Keys and values that all query heads of all rows read. */
+static uint64_t attended_bytes(const struct chunk *c)
+{
+    uint64_t bytes = 0;
+    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(c->positions[row] + 1, 2 * (int64_t)c->attended.width);
+    return bytes;
+}
+
 void attention_layer(const struct chunk *c, int32_t layer)
 {
     const struct layer *const w = &c->model->layers[layer];
@@ -116,10 +124,10 @@ void attention_layer(const struct chunk *c, int32_t layer)
     c->products[1] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
     c->products[2] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
     product_run(c, 3);
-    threads_run(c->threads, prepare_item, &work, c->n);
-    threads_run(c->threads, attend_item, &work, (c->n + ATTEND_TILE - 1) / ATTEND_TILE * c->config->n_kv_heads);
+    threads_run(c->threads, prepare_item, &work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
+    threads_run(c->threads, attend_item, &work, (c->n + ATTEND_TILE - 1) / ATTEND_TILE * c->config->n_kv_heads, attended_bytes(c));
     if (w->out.type == TYPE_Q8) product_quantize(c, &c->attended, c->n);
     c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
     product_run(c, 1);
-    threads_run(c->threads, output_item, &work, c->n);
+    threads_run(c->threads, output_item, &work, c->n, 3 * row_bytes(c->n, c->config->n_embd));
 }

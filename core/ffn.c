@@ -48,7 +48,11 @@ static void run_groups(const struct chunk *c)
 {
     int64_t panels = 0;
     int32_t items = 0;
-    for (int32_t g = 0; g < c->n_groups; g++) panels += matrix_panels(&c->groups[g].weights->gate);
+    uint64_t bytes = 0;
+    for (int32_t g = 0; g < c->n_groups; g++) {
+        panels += matrix_panels(&c->groups[g].weights->gate);
+        bytes += 2 * product_bytes(&c->groups[g].weights->gate, c->groups[g].n);
+    }
     struct inner_list list = {c, product_step(c, panels)};
     for (int32_t g = 0; g < c->n_groups; g++) {
         const struct ffn_group *const group = &c->groups[g];
@@ -63,7 +67,7 @@ static void run_groups(const struct chunk *c)
         items += (matrix_panels(&group->weights->gate) + list.step - 1) / list.step;
         c->products[g] = product(down, &inner, NULL, group->n, c->slot_out + slot * n_embd, n_embd);
     }
-    threads_run(c->threads, inner_item, &list, items);
+    threads_run(c->threads, inner_item, &list, items, bytes);
     product_run(c, c->n_groups);
 }
 
@@ -79,7 +83,7 @@ void ffn_dense(struct chunk *c, int32_t layer)
     c->groups[0] = (struct ffn_group){&c->model->layers[layer].dense, NULL, c->n, 0};
     c->n_groups = 1;
     run_groups(c);
-    threads_run(c->threads, dense_item, c, c->n);
+    threads_run(c->threads, dense_item, c, c->n, 2 * row_bytes(c->n, c->config->n_embd));
 }
 
 static void combine_item(void *argument, int32_t row)
@@ -103,5 +107,6 @@ static void combine_item(void *argument, int32_t row)
 void ffn_experts(const struct chunk *c)
 {
     run_groups(c);
-    threads_run(c->threads, combine_item, (void *)(uintptr_t)c, c->n);
+    const int64_t read = (int64_t)(c->config->n_experts_used + 2) * c->config->n_embd;
+    threads_run(c->threads, combine_item, (void *)(uintptr_t)c, c->n, row_bytes(c->n, read));
 }

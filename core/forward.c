@@ -96,7 +96,7 @@ static int32_t check_logits(const struct chunk *c, colibri_error *error)
 
 int32_t forward(struct chunk *c, struct watch *watch, colibri_error *error)
 {
-    threads_run(c->threads, embed_item, c, c->n);
+    threads_run(c->threads, embed_item, c, c->n, 4 * row_bytes(c->n, c->config->n_embd));
     attention_positions(c);
     for (int32_t layer = 0; layer < c->config->n_layers; layer++) {
         TRACE("layer %d: %d rows, attention, %s", layer, c->n, c->config->n_experts[layer] ? "experts" : "dense");

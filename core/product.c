@@ -47,10 +47,14 @@ static void product_item(void *argument, int32_t item)
 void product_run(const struct chunk *chunk, int32_t count)
 {
     int64_t panels = 0, items = 0;
-    for (int32_t i = 0; i < count; i++) panels += chunk->products[i].n_panels;
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < count; i++) {
+        panels += chunk->products[i].n_panels;
+        bytes += product_bytes(chunk->products[i].w, chunk->products[i].n);
+    }
     struct product_list list = {chunk, count, product_step(chunk, panels)};
     for (int32_t i = 0; i < count; i++) items += (chunk->products[i].n_panels + list.step - 1) / list.step;
-    threads_run(chunk->threads, product_item, &list, (int32_t)items);
+    threads_run(chunk->threads, product_item, &list, (int32_t)items, bytes);
 }
 
 struct norm_list {
@@ -78,7 +82,7 @@ static void norm_item(void *argument, int32_t row)
 void product_norm(const struct chunk *chunk, const float *weight, bool q8)
 {
     struct norm_list list = {chunk, weight, q8};
-    threads_run(chunk->threads, norm_item, &list, chunk->n);
+    threads_run(chunk->threads, norm_item, &list, chunk->n, 4 * row_bytes(chunk->n, chunk->config->n_embd));
 }
 
 struct quantize_list {
@@ -95,5 +99,5 @@ static void quantize_item(void *argument, int32_t row)
 void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows)
 {
     struct quantize_list list = {chunk, a};
-    threads_run(chunk->threads, quantize_item, &list, rows);
+    threads_run(chunk->threads, quantize_item, &list, rows, 2 * row_bytes(rows, a->width));
 }

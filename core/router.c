@@ -68,6 +68,6 @@ void router_layer(struct chunk *c, int32_t layer)
     struct router_work work = {c, weights};
     c->products[0] = product(&weights->router, &c->h, NULL, c->n, c->router_logits, (size_t)weights->router.rows);
     product_run(c, 1);
-    threads_run(c->threads, route_item, &work, c->n);
+    threads_run(c->threads, route_item, &work, c->n, 8 * row_bytes(c->n, weights->router.rows));
     group_rows(c, weights);
 }

@@ -104,10 +104,10 @@ void threads_stop(struct threads *threads)
     pthread_mutex_destroy(&threads->mutex);
 }
 
-void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items)
+void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes)
 {
     if (items <= 0) return;
-    if (threads->n == 1 || items == 1) {
+    if (threads->n == 1 || items == 1 || bytes < THREADS_GRAIN) {
         for (int32_t item = 0; item < items; item++) work(argument, item);
         return;
     }

@@ -36,7 +36,11 @@ struct threads {
 void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks);
 int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_error *error);
 void threads_stop(struct threads *threads);
-/* Runs work(argument, 0 … items - 1) and returns when all are done. */
-void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items);
+/* Work that touches fewer bytes than this stays on the caller: handing it out would cost more (about 5 us of memory
+ * traffic), and a worker that the system has put aside would hold everybody up. */
+enum { THREADS_GRAIN = 128 * 1024 };
+
+/* Runs work(argument, 0 … items - 1), which together touch about `bytes`, and returns when all are done. */
+void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes);
 
 #endif
