@@ -267,13 +267,6 @@ def test_llama3_scaling_slows_long_waves_only(tmp_path: Path) -> None:
     assert (wave > 64).any() and (wave < 16).any() and ((wave > 16) & (wave < 64)).any()
 
 
-def test_partial_rotation_sets_rope_dim(tmp_path: Path) -> None:
-    source = checkpoints.llama(tmp_path / "hf", head_dim=32, config_extra={"partial_rotary_factor": 0.25})
-    path = convert(source, tmp_path / "m.colibri").path
-    assert read_container(path).config["rope_dim"] == 8
-    assert np.allclose(load(path)["rope_inv_freq"], 1e4 ** (-np.arange(0, 8, 2) / 8), rtol=1e-6)
-
-
 # --- case 9: head_dim
 
 

@@ -58,7 +58,7 @@ NOT_NEUTRAL: list[tuple[str, Any]] = [
     ("tie_word_embeddings", "yes"),
     ("rms_norm_eps", None),
     ("vocab_size", 2**40),
-    ("partial_rotary_factor", 0.2),
+    ("partial_rotary_factor", 0.5),
     ("rope_scaling", "linear"),
     ("rope_theta", -1),
 ]
@@ -155,3 +155,9 @@ def test_other_rope_settings_are_refused_by_name(tmp_path: Path, out: Path, rope
 def test_an_impossible_head_dim_names_both_numbers(tmp_path: Path, out: Path) -> None:
     source = checkpoints.qwen3_moe(tmp_path / "hf", n_heads=6, n_kv_heads=3, config_extra={"head_dim": None})
     refused(source, out, "hidden_size 64 is not a multiple of num_attention_heads 6")
+
+
+def test_partial_rotation_is_refused_wherever_it_is_asked_for(tmp_path: Path, out: Path) -> None:
+    settings = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    source = checkpoints.llama(tmp_path / "hf", config_extra={"rope_parameters": settings})
+    assert "whole head" in refused(source, out, "partial_rotary_factor")

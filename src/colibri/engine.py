@@ -56,8 +56,8 @@ def load(
     threads: 1 to 256, by default the CPUs this process may use. context: most positions of a sequence, prompt
     and answer together, by default what the model was trained for, up to 4096. max_batch: sequences held at
     the same time, for batch_logits and for conversations that alternate. chunk: rows evaluated together.
-    type: the weight type, "q8" (default), "bf16" or "f32", that a directory is converted to; an error for what
-    is not converted. A conversion is announced to the logger "colibri", level INFO."""
+    type: the weight type, "q8" (default), "bf16" or "f32", that a directory is converted to; an error for
+    what is not converted. A conversion is announced to the logger "colibri", level INFO."""
     name = os.fspath(path)
     if type is not None and (name == DEMO or not Path(name).is_dir()):
         raise ArgumentError(

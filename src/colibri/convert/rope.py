@@ -1,8 +1,8 @@
 """RoPE settings of config.json to the vector of inverse frequencies that the engine multiplies positions
 with.
 
-Owns: where rope_theta and the scaling may stand, the types default, linear and llama3, partial rotation.
-Refuses: every other type and every unknown setting, by name.
+Owns: where rope_theta and the scaling may stand, the types default, linear and llama3.
+Refuses: every other type, partial rotation and every unknown setting, by name.
 """
 
 from __future__ import annotations
@@ -52,12 +52,11 @@ def read_rope(keys: Keys, head_dim: int, context_length: int, default_theta: flo
     theta = _positive(keys, settings, "rope_theta", top_theta)
     top_share = keys.raw("partial_rotary_factor")
     share = _positive(keys, settings, "partial_rotary_factor", 1.0 if top_share is None else top_share)
-    rope_dim = int(head_dim * share)
-    if rope_dim % 2 or not 0 < rope_dim <= head_dim:
-        raise ConversionError(
-            f"{keys.path}: head_dim {head_dim} with partial_rotary_factor {share:g} rotates {rope_dim} "
-            "elements; expected an even number from 2 to head_dim."
-        )
+    if share != 1:  # the reference implementations of these families ignore it: which one is meant?
+        raise _error(keys, "partial_rotary_factor", share, "1 or none: these families rotate the whole head")
+    if head_dim % 2:
+        raise ConversionError(f"{keys.path}: head_dim is {head_dim}; RoPE rotates pairs: expected an even number.")
+    rope_dim = head_dim
     inv_freq = _base_frequencies(theta, rope_dim)
     if kind == "linear":
         inv_freq /= np.float32(_positive(keys, settings, "factor"))
