@@ -55,7 +55,7 @@ def read_rope(keys: Keys, head_dim: int, context_length: int, default_theta: flo
     if share != 1:  # the reference implementations of these families ignore it: which one is meant?
         raise _error(keys, "partial_rotary_factor", share, "1 or none: these families rotate the whole head")
     if head_dim % 2:
-        raise ConversionError(f"{keys.path}: head_dim is {head_dim}; RoPE rotates pairs: expected an even number.")
+        raise ConversionError(f"{keys.path}: head_dim is {head_dim}; expected an even number for RoPE.")
     rope_dim = head_dim
     inv_freq = _base_frequencies(theta, rope_dim)
     if kind == "linear":
