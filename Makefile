@@ -22,7 +22,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 VENV    := .venv
 EXTRA   := $(VENV)/bin/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])'
 PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check -qq
-SOURCES := $(shell find core include src cmake tools/generate_ffi.py -type f ! -name '*.pyc' 2>/dev/null) \
+SOURCES := $(shell find core include src cmake tools/generate_ffi.py -type f \
+             ! -path '*/.*' ! -name '*.pyc' ! -name '*.so' ! -name _ffi.py) \
            pyproject.toml CMakeLists.txt README.md LICENSE
 
 $(VENV)/bin/python:
