@@ -1,7 +1,7 @@
 """The bundled model: it writes its story, and its logits have one digest on every machine.
 
 The digest pins the arithmetic itself (order of experts, of sums, of roundings): comparing an engine with
-itself cannot see a change that is made everywhere alike. A model that is trained anew changes both literals."""
+itself cannot see a change that is made everywhere alike. A new model changes both literals."""
 
 import os
 import subprocess
