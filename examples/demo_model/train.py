@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2.5e-3)
     parser.add_argument("--decay", type=float, default=0.1)
     parser.add_argument("--balance", type=float, default=0.01, help="weight of the load-balancing loss")
-    parser.add_argument("--copy-share", type=float, default=0.15, help="share of copying windows")
+    parser.add_argument("--copy-share", type=float, default=0.0, help="share of copying windows")
     parser.add_argument("--copy-minutes", type=float, default=40.0, help="when copying windows stop")
     parser.add_argument("--workers", type=int, default=2, help="training processes, one per core")
     parser.add_argument("--port", type=int, default=29511, help="local port on which the workers meet")
