@@ -135,6 +135,7 @@ int32_t colibri_position(const colibri_context *context, int32_t sequence)
 int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position)
 {
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
+    TRY(session_check_idle(context));
     TRY(check_sequence(context, "sequence", sequence, &context->error));
     if (position < 0 || position > context->cache.lengths[sequence]) {
         return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT, "position: expected 0 to %d (what sequence %d holds), found %d",
@@ -147,6 +148,7 @@ int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t posit
 int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target)
 {
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
+    TRY(session_check_idle(context));
     TRY(check_sequence(context, "source", source, &context->error));
     TRY(check_sequence(context, "target", target, &context->error));
     cache_fork(&context->cache, source, target);
@@ -157,6 +159,7 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
                        const int32_t *history, int32_t n_history, uint64_t position, int32_t *id)
 {
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
+    TRY(session_check_idle(context));
     colibri_error *const error = &context->error;
     const struct config *const config = &context->model->config;
     if (logits == NULL || sampling == NULL || id == NULL || n_history < 0 || (n_history > 0 && history == NULL)) {
@@ -169,7 +172,7 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
         return status_fail(error, COLIBRI_ERROR_ARGUMENT, "history[%d]: expected 0 to %d, found %d", i, config->n_vocab - 1,
                            history[i]);
     }
-    return sample_draw(&context->sampler, context->model->kernels, logits, config->n_vocab, config->n_vocab_used, sampling,
+    return sample_draw(&context->sampler, context->model->kernels, logits, config->n_vocab_used, sampling,
                        history, n_history, position, id, error);
 }
 

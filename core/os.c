@@ -185,6 +185,11 @@ void os_thread_join(os_thread thread)
     pthread_join((pthread_t)thread.handle, NULL);
 }
 
+int64_t os_process_id(void)
+{
+    return getpid();
+}
+
 void os_yield(void)
 {
     sched_yield();

@@ -32,6 +32,8 @@ typedef struct os_thread { void *handle; } os_thread;
 /* Starts a thread on the given stack with all signals blocked: they belong to the application's threads. */
 int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, void *(*run)(void *), void *argument);
 void os_thread_join(os_thread thread);
+/* Tells a process from its forked children. */
+int64_t os_process_id(void);
 /* Lets another runnable thread have the CPU. */
 void os_yield(void);
 

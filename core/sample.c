@@ -4,6 +4,7 @@
 
 #include "topk.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -82,17 +83,28 @@ static double sum_of(const float *weights, const int32_t *ids, int32_t n)
     return sum;
 }
 
-int32_t sample_draw(const struct sampler *sampler, const struct kernels *kernels, const float *logits, int32_t n_vocab,
-                    int32_t n_used, const colibri_sampling *s, const int32_t *history, int32_t n_history,
+/* -infinity masks an id; NaN, +infinity, or nothing left to draw are errors. */
+static int32_t check_logits(const struct kernels *kernels, const float *logits, int32_t n, colibri_error *error)
+{
+    if (kernels->all_finite(logits, n)) return COLIBRI_OK;
+    bool some = false;
+    for (int32_t i = 0; i < n; i++) {
+        if (!(logits[i] <= FLT_MAX)) {
+            return status_fail(error, COLIBRI_ERROR_NUMERIC, "logits[%d]: expected a number or -infinity, found %g", i,
+                               (double)logits[i]);
+        }
+        some = some || logits[i] >= -FLT_MAX;
+    }
+    return some ? COLIBRI_OK : status_fail(error, COLIBRI_ERROR_NUMERIC, "logits: every id is masked by -infinity");
+}
+
+int32_t sample_draw(const struct sampler *sampler, const struct kernels *kernels, const float *logits, int32_t n_used,
+                    const colibri_sampling *s, const int32_t *history, int32_t n_history,
                     uint64_t position, int32_t *id, colibri_error *error)
 {
     float *const weights = sampler->weights;
     int32_t *const ids = sampler->ids, best;
-    if (!kernels->all_finite(logits, n_vocab)) {
-        return status_fail(error, COLIBRI_ERROR_NUMERIC,
-                           "a logit at position %llu is NaN or infinite; check the model with: colibri inspect MODEL --verify",
-                           (unsigned long long)position);
-    }
+    TRY(check_logits(kernels, logits, n_used, error));
     penalise(weights, logits, n_used, s->repetition_penalty == 0 ? 1 : s->repetition_penalty, history, n_history);
     topk_select(weights, n_used, 1, &best);
     *id = best;
@@ -103,7 +115,10 @@ int32_t sample_draw(const struct sampler *sampler, const struct kernels *kernels
     const bool sorted = s->top_k > 0 && s->top_k < n_used;
     if (sorted) topk_select(weights, n_used, n = s->top_k, ids);
     else for (int32_t i = 0; i < n; i++) ids[i] = i;
-    for (int32_t i = 0; i < n; i++) weights[ids[i]] = kernels->exp((weights[ids[i]] - top) / s->temperature);
+    for (int32_t i = 0; i < n; i++) {
+        float *const weight = &weights[ids[i]];
+        *weight = *weight < -FLT_MAX ? 0 : kernels->exp((*weight - top) / s->temperature);
+    }
     if (s->top_p > 0 && s->top_p < 1) {
         n = cut_top_p(weights, ids, n, sorted, sum_of(weights, ids, n), (double)s->top_p);
     }

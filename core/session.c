@@ -65,8 +65,8 @@ int32_t session_plan(const colibri_model *model, const colibri_params *p, colibr
     layout(model, p, &scratch, &arena, &stacks, plan);
     if (arena.overflow || arena.used > (uint64_t)1 << 62) {
         return status_fail(error, COLIBRI_ERROR_MEMORY,
-                           "context %d x max_batch %d needs more bytes than 64 bits count; ask for less", p->context,
-                           p->max_batch);
+                           "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context,
+                           p->max_batch, p->chunk);
     }
     return COLIBRI_OK;
 }
@@ -83,6 +83,12 @@ static int32_t find_memory(const colibri_params *p, uint64_t bytes, void **memor
     const uint64_t available = os_available_bytes();
     *memory = bytes <= available ? os_reserve(bytes) : NULL;
     if (*memory != NULL) return COLIBRI_OK;
+    if (bytes <= available) {
+        return status_fail(error, COLIBRI_ERROR_MEMORY,
+                           "the system refused %" PRIu64 " bytes for the context (context %d x max_batch %d, chunk %d); a limit of "
+                           "this process (ulimit -v) is lower; raise it or ask for a smaller context",
+                           bytes, p->context, p->max_batch, p->chunk);
+    }
     return status_fail(error, COLIBRI_ERROR_MEMORY,
                        "the context needs %" PRIu64 " bytes (context %d x max_batch %d, chunk %d), available are %" PRIu64
                        "; ask for a smaller context",
@@ -211,9 +217,17 @@ static int32_t run_chunks(colibri_context *context, const colibri_input *inputs,
     return COLIBRI_OK;
 }
 
+int32_t session_check_idle(colibri_context *context)
+{
+    if (!context->evaluating) return COLIBRI_OK;
+    return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT,
+                       "the context is evaluating: an observer may call colibri_cancel and nothing else of its context");
+}
+
 int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer)
 {
+    TRY(session_check_idle(context));
     int32_t status = check_count("n_inputs", inputs == NULL ? 0 : n_inputs, context->params.max_batch, &context->error);
     memset(context->in_batch, 0, (size_t)context->params.max_batch * sizeof *context->in_batch);
     for (int32_t i = 0; status == COLIBRI_OK && i < n_inputs; i++) status = check_input(context, &inputs[i], i);
@@ -221,7 +235,9 @@ int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, 
     for (int32_t i = 0; i < n_inputs; i++) {
         context->lengths_before[inputs[i].sequence] = context->cache.lengths[inputs[i].sequence];
     }
+    context->evaluating = true;
     status = run_chunks(context, inputs, n_inputs, observer);
+    context->evaluating = false;
     if (status == COLIBRI_OK) return COLIBRI_OK;
     atomic_store(&context->cancelled, false); /* a cancellation is spent by the evaluation that it ends */
     for (int32_t i = 0; i < n_inputs; i++) {

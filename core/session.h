@@ -12,6 +12,7 @@ struct colibri_context {
     _Atomic bool cancelled;
     uint64_t bytes;              /* of the reservation, this struct included */
     bool owns_memory;
+    bool evaluating;             /* an observer may be running: it must not call back in */
     struct threads threads;
     struct cache cache;
     struct chunk chunk;
@@ -25,6 +26,8 @@ int32_t session_plan(const colibri_model *model, const colibri_params *params, c
                      colibri_error *error);
 int32_t session_start(colibri_model *model, const colibri_params *params, colibri_context **context, colibri_error *error);
 void session_end(colibri_context *context);
+/* Fails while an evaluation of this context runs, which only its own observer can ask in. */
+int32_t session_check_idle(colibri_context *context);
 int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer);
 

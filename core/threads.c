@@ -73,6 +73,7 @@ void threads_layout(struct threads *threads, struct arena *arena, int32_t n, voi
 int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_error *error)
 {
     threads->n = n;
+    threads->process = os_process_id();
     threads->started = 0;
     atomic_init(&threads->ticket, 0);
     atomic_init(&threads->unfinished, 0);
@@ -96,6 +97,7 @@ int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_
 
 void threads_stop(struct threads *threads)
 {
+    if (threads->process != os_process_id()) return; /* forked: nobody to join, and the lock may be held for ever */
     atomic_store(&threads->stop, true);
     wake_parked(threads);
     for (int32_t i = 0; i < threads->started; i++) os_thread_join(threads->workers[i]);
@@ -107,7 +109,7 @@ void threads_stop(struct threads *threads)
 void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes)
 {
     if (items <= 0) return;
-    if (threads->n == 1 || items == 1 || bytes < THREADS_GRAIN) {
+    if (threads->n == 1 || items == 1 || bytes < THREADS_GRAIN || threads->process != os_process_id()) {
         for (int32_t item = 0; item < items; item++) work(argument, item);
         return;
     }

@@ -27,6 +27,7 @@ struct threads {
     void *argument;
     int32_t n;                 /* workers, the caller included */
     int32_t started;           /* threads to join */
+    int64_t process;           /* that started them: a forked child has none of them */
     os_thread *workers;        /* [n - 1] */
     pthread_mutex_t mutex;
     pthread_cond_t wake;

@@ -5,7 +5,8 @@
  *
  * Conventions
  *   - A function that can fail returns 0 (COLIBRI_OK) or a negative status and fills the caller's
- *     `colibri_error` (may be NULL) with: what was expected, what was found, where, what to do next.
+ *     `colibri_error` (may be NULL), or the context's own where it takes a context (colibri_last_error), with: what was
+ *     expected, what was found, where, what to do next.
  *   - A model is immutable and shared by any number of contexts. A context belongs to one thread at a time;
  *     only colibri_cancel may be called from another thread meanwhile.
  *   - colibri_init makes one reservation of exactly the planned bytes. Nothing later allocates memory.
@@ -13,7 +14,7 @@
  *     any chunking of a prompt.
  *   - All counts are int32_t unless they are bytes (uint64_t). Arrays are row-major.
  *
- * The environment variable COLIBRI_ISA = scalar | avx2 | avx512 | neon forces a kernel set; an unknown or
+ * The environment variable COLIBRI_ISA = scalar | avx2 | avx512 forces a kernel set; an unknown or
  * unavailable one is an error of colibri_open.
  */
 #ifndef COLIBRI_H
@@ -102,7 +103,8 @@ typedef struct colibri_routing {
     const float *weights;     /* [n_rows][n_experts_used] what the experts' outputs are multiplied by */
 } colibri_routing;
 
-/* Called on the evaluating thread between layers. A non-zero return cancels the evaluation. Any may be NULL. */
+/* Called on the evaluating thread between layers. A non-zero return cancels the evaluation. Any may be NULL. An
+ * observer may call colibri_cancel on its context and nothing else. */
 typedef struct colibri_observer {
     int32_t (*progress)(void *user, uint64_t done, uint64_t total); /* in rows x layers */
     int32_t (*routing)(void *user, const colibri_routing *routing); /* once per MoE layer and chunk */
@@ -149,7 +151,7 @@ int32_t colibri_plan(const colibri_model *model, const colibri_params *params, c
 /* params NULL: the defaults. The context keeps the model open. */
 int32_t colibri_init(colibri_model *model, const colibri_params *params, colibri_context **context,
                      colibri_error *error);
-/* Wipes every byte of the context, ends its threads, gives the memory back. NULL is ignored. */
+/* Wipes every byte that the context wrote, ends its threads, gives the memory back. NULL is ignored. */
 void colibri_free(colibri_context *context);
 /* Text of the last failure of this context; status 0 if there was none. */
 const colibri_error *colibri_last_error(const colibri_context *context);
@@ -162,14 +164,14 @@ int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, 
 /* Ends the running evaluation between two layers (or the next one, if none runs). Any thread may call it. */
 void colibri_cancel(colibri_context *context);
 
-/* Positions held by a sequence, or a negative status. */
+/* Positions held by a sequence, or COLIBRI_ERROR_ARGUMENT (without a text). */
 int32_t colibri_position(const colibri_context *context, int32_t sequence);
 /* Forgets everything at and after `position`; 0 empties the sequence. */
 int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position);
 /* Makes `target` a copy of `source`; whole cache blocks are shared, never copied. */
 int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target);
 
-/* Chooses the next id from logits [n_vocab], which stay unchanged. history [n_history] feeds the penalty
+/* Chooses the next id from logits [n_vocab], which stay unchanged; -INFINITY masks an id. history [n_history] feeds the penalty
  * (NULL if 0); position makes draws independent: use the number of tokens before the drawn one. */
 int32_t colibri_sample(colibri_context *context, const float *logits, const colibri_sampling *sampling,
                        const int32_t *history, int32_t n_history, uint64_t position, int32_t *id);

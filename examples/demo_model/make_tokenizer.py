@@ -23,9 +23,10 @@ SPLIT_PATTERN = (
 # Only user and assistant turns exist; a system turn is left out because none was trained on.
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
-    "{%- if message['role'] == 'user' or message['role'] == 'assistant' %}"
-    "{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
+    "{%- if message['role'] not in ['user', 'assistant'] %}"
+    "{{- raise_exception('this model knows the roles user and assistant only, not ' + message['role']) }}"
     "{%- endif %}"
+    "{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"
 )

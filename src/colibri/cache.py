@@ -40,6 +40,8 @@ def resolve(
     to `type` the first time. `notify` gets a sentence when a conversion starts, `progress` follows it.
     """
     name = os.fspath(model)
+    if not name:
+        raise ConversionError(f'MODEL is empty. Give a .colibri file, a Hugging Face directory, or "{DEMO}".')
     if name == DEMO:
         return _demo()
     path = Path(name)

@@ -31,6 +31,7 @@ from colibri.sequences import Progress, Sequences
 from colibri.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+_log = logging.getLogger("colibri")
 IdList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -63,7 +64,7 @@ def load(
         raise ArgumentError(
             f"type={type!r} has no effect: {name} is not a Hugging Face directory, so nothing is converted"
         )
-    file = resolve(name, type or "q8", notify=logging.getLogger("colibri").info)
+    file = resolve(name, type or "q8", notify=_log.info)
     return Model(file, threads=threads, context=context, max_batch=max_batch, chunk=chunk)
 
 
@@ -80,7 +81,7 @@ class Model:
     ) -> None:
         asked = {
             "threads": _bounded("threads", threads, 256),
-            "context": _bounded("context", context, 2**31 - 1),
+            "context": _bounded("context", context, 2**30),
             "max_batch": _bounded("max_batch", max_batch, 4096),
             "chunk": _bounded("chunk", chunk, 4096),
         }
@@ -99,6 +100,14 @@ class Model:
         self.threads, self.context = params.threads, params.context
         self.max_batch, self.chunk = params.max_batch, params.chunk
         self.config = _config(handle)
+        if params.context > info.context_length:
+            _log.warning(
+                "context %d is longer than the %d positions that %s was trained for: beyond them it may "
+                "write nonsense",
+                params.context,
+                info.context_length,
+                path.name,
+            )
         self.memory: MemoryPlan = native.plan(handle, params)
         blobs = read_blobs(path)
         rules = _rules(blobs)

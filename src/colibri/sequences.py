@@ -68,6 +68,7 @@ class Sequences:
 
         hint: the sequence that held all but the last one a moment ago, or -1. began: `cancels` when the work
         began. Returns (sequence, how many ids it held already)."""
+        self._check_idle()
         sequence, kept = hint, self._shared(hint, ids) if hint >= 0 else -1
         if kept != len(ids) - 1:
             sequence = self._place(ids)
@@ -85,6 +86,7 @@ class Sequences:
         for ids in batch:
             self.room(len(ids))
         with self.lock:
+            self._check_idle()
             places = sorted(range(len(self._used)), key=lambda at: self._used[at])[: len(batch)]
             for place in places:
                 self._rewind(place, 0)
@@ -103,8 +105,17 @@ class Sequences:
     def close(self, release: Callable[[], object]) -> None:
         """Calls release() when nothing is running."""
         with self.lock, self._cancel_lock:
+            self._check_idle()
             self._context = None
             release()
+
+    def _check_idle(self) -> None:
+        """The lock lets a callback of the running evaluation in; it must not change what is evaluated."""
+        if self._evaluating:
+            raise ArgumentError(
+                "the model is evaluating: a callback may call cancel() and nothing else of its Model; do the "
+                "rest after the evaluation, or load a second Model"
+            )
 
     def _shared(self, sequence: int, ids: Ids) -> int:
         """How many ids at the beginning a sequence has in common with these."""

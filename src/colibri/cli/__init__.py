@@ -6,6 +6,7 @@ when it runs."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -49,8 +50,21 @@ def _options(
     pass
 
 
+def _open_streams() -> None:
+    """A daemon may start us with closed streams, which Python shows as None: input is empty then, notes are
+    dropped, and results that have nowhere to go are an error."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        print("colibri: standard output is closed; connect it, or send it to /dev/null", file=sys.stderr)
+        sys.exit(1)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; leaves with sys.exit."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows a mark, not an error
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
