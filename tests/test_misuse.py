@@ -84,7 +84,8 @@ def test_minus_infinity_masks_an_id(model: Model) -> None:
     logits[[5, 9]] = 0, -3
     for temperature in (0.0, 0.01, 100.0):
         drawn = {
-            native.sample(model._sequences.context, logits, _sampler(temperature), None, at) for at in range(40)
+            native.sample(model._sequences.context, logits, _sampler(temperature), None, at)
+            for at in range(40)
         }
         assert drawn <= {5, 9} and 5 in drawn
     logits[[5, 9]] = -np.inf
