@@ -1,5 +1,6 @@
 """Tiny converted models that tests of the Python face share. Each is made once for a whole run."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import colibri
 from colibri.convert import convert
 
 END_IDS = [2, 4]  # </s> and <|im_end|>
+# A shell starts background jobs with Ctrl-C ignored, and children inherit that: tests of Ctrl-C need it back.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

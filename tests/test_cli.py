@@ -48,7 +48,12 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="session")
 def endless(make_model: Callable[..., Path]) -> Path:
     """A model whose only end token is a padding row, so that it writes until it is stopped."""
-    return make_model("mixtral", extra_rows=20, generation={"bos_token_id": 1, "eos_token_id": 319})
+    return make_model(
+        "mixtral",
+        extra_rows=20,
+        generation={"bos_token_id": 1, "eos_token_id": 319},
+        config_extra={"max_position_embeddings": 2_000_000},
+    )
 
 
 def text_of(path: Path, prompt: str = PROMPT, **options: Any) -> str:
@@ -206,49 +211,50 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "colibri", *map(str, arguments)]
 
 
+@contextmanager
+def started(*arguments: object, **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A command under way, which does not outlive the test."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, **pipes)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
 def test_ctrl_c_ends_a_text_with_what_was_written(endless: Path) -> None:
-    process = subprocess.Popen(
-        command("run", endless, PROMPT, "--context", 1_000_000),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.read(20)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, b"")
+    with started("run", endless, PROMPT, "--context", 1_000_000) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, b"")
 
 
 def test_ctrl_c_ends_a_long_prompt(endless: Path) -> None:
-    process = subprocess.Popen(
-        command("run", endless, "-", "--context", 300_000, "--threads", 1),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    process.stdin.write(b"a b " * 70_000)
-    process.stdin.close()
-    process.stdin = None
-    time.sleep(3)
-    assert process.poll() is None, "the prompt must still be under way for this test to mean anything"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and out in (b"", b"\n") and b"Traceback" not in err
+    long = ("run", endless, "-", "--context", 300_000, "--threads", 1)
+    with started(*long, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"a b " * 70_000)
+        process.stdin.close()
+        process.stdin = None
+        time.sleep(3)
+        assert process.poll() is None, "the prompt must still be under way for this test to mean anything"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130 and out in (b"", b"\n") and b"Traceback" not in err
 
 
 def test_a_closed_pipe_is_quiet(endless: Path) -> None:
-    process = subprocess.Popen(
-        command("run", endless, PROMPT, "--context", 1_000_000),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.read(1)
-    process.stdout.close()
-    assert process.wait(timeout=30) != 0
-    assert process.stderr.read() == b""
-    process.stderr.close()
+    with started("run", endless, PROMPT, "--context", 1_000_000) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(timeout=60) != 0
+        assert process.stderr.read() == b""
 
 
 class Terminal:

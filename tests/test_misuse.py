@@ -1,5 +1,5 @@
-"""What a user of the API may do wrong while something runs: callbacks that call back in, forks, closed streams,
-names that are no model, contexts beyond what a model knows."""
+"""What a user of the API may do wrong while something runs: callbacks that call back in, forks, closed
+streams, names that are no model, contexts beyond what a model knows."""
 
 import logging
 import os
@@ -117,8 +117,7 @@ def test_closed_streams_are_no_traceback(closed: int, status: int, says: str) ->
     command = [*CLI, "run", "demo", "Once", "--max-tokens", "2", "--temperature", "0"]
     run = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}{"<" if closed == 0 else ">"}&-', "sh", *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         env=os.environ,
         check=False,
