@@ -375,7 +375,7 @@ static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
  * Milakov and Gimelshein, arXiv:1805.02867): nothing depends on the tile or on how the prompt was cut. */
 struct attend_state {
     float max[ATTEND_TILE], sum[ATTEND_TILE];
-    float p[ATTEND_TILE][KV_BLOCK];        /* scores, then exp(score - max of the block) */
+    float p[ATTEND_TILE][KV_BLOCK];        /* scores of a block, then the weights made of them */
     float out[ATTEND_TILE][HEAD_DIM_MAX];
 };
 
