@@ -205,14 +205,14 @@ def test_core_and_engine_know_no_family() -> None:
 
 
 def test_nothing_is_left_open() -> None:
-    words = ["TODO", "FIXME", "XXX", "HACK"]
-    pattern = rf"\b(?:{'|'.join(words)})\b|NotImplemented" "Error|not implemented " "yet"
+    # Each word ends in a class of one letter, so that this line does not find itself.
+    pattern = r"\b(?:TOD[O]|FIXM[E]|XX[X]|HAC[K])\b|NotImplementedErro[r]|not implemented ye[t]"
     paths = sources("core", "include", "src", "tests", "tools", "benchmarks", "examples")
     assert [hit for path in paths for hit in hits(pattern, path.read_text(encoding="utf-8"), path)] == []
 
 
 def test_no_flag_changes_arithmetic() -> None:
-    pattern = "-f?fast-math|-funsafe-math|-march=native|-Ofast"
+    pattern = "-f?fast-mat[h]|-funsafe-mat[h]|-march=nativ[e]|-Ofas[t]"
     paths = [ROOT / name for name in ("Makefile", "CMakeLists.txt", "CMakePresets.json", "pyproject.toml")]
     paths += sources("core", "tests", "benchmarks", "examples", ".ci", "cmake")
     assert [hit for path in paths for hit in hits(pattern, path.read_text(encoding="utf-8"), path)] == []
