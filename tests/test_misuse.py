@@ -44,15 +44,16 @@ def test_the_library_refuses_it_too(model: Model) -> None:
     found: list[str] = []
 
     def observer(done: int, total: int) -> None:
-        for call in (lambda: native.rewind(context, 0, 0), lambda: native.fork(context, 0, 0)):
-            with pytest.raises(ArgumentError, match="evaluating"):
-                call()
-            found.append("refused")
+        with pytest.raises(ArgumentError, match="evaluating"):
+            native.rewind(context, 0, 0)
+        with pytest.raises(ArgumentError, match="evaluating"):
+            native.fork(context, 0, 0)
+        found.append("refused")
 
     logits = np.empty((1, model.n_vocab), np.float32)
     ids = np.array([1, 2, 3], np.int32)
     native.evaluate(context, [native.Input(0, ids, logits)], model.n_vocab, progress=observer)
-    assert len(found) == 2 * model.config["n_layers"]
+    assert len(found) == model.config["n_layers"]
 
 
 def test_a_forked_child_ends_and_closes(model: Model) -> None:
