@@ -99,8 +99,10 @@ def test_the_prompt_comes_from_standard_input(
         assert call("run", model_path, *prompt, "--max-tokens", 5, stdin=stdin.encode()).out == expected
 
 
-def test_statistics_go_to_stderr(call: Callable[..., Result], model_path: Path) -> None:
-    found = call("run", model_path, PROMPT, "--max-tokens", 8, "--temperature", 1, "--stats", "--threads", 1)
+def test_statistics_go_to_stderr(call: Callable[..., Result], endless: Path) -> None:
+    """With a seed and a model without an end: an end token drawn early would be another reason to end."""
+    options = ("--max-tokens", 8, "--temperature", 1, "--seed", 1, "--stats", "--threads", 1)
+    found = call("run", endless, PROMPT, *options)
     assert found.status == 0 and found.out.count("\n") == 1
     for words in ("tok/s", "KV cache", "weights", "peak", "seed", "threads 1", "end: length"):
         assert words in found.err
