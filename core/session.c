@@ -13,9 +13,8 @@ static int32_t check_count(const char *name, int64_t value, int64_t max, colibri
 
 enum { MAX_BATCH = 4096, MAX_CHUNK = 4096, MAX_CONTEXT = 1 << 30 };
 
-int32_t session_check(const colibri_model *model, const colibri_params *p, colibri_error *error)
+static int32_t check_params(const colibri_params *p, colibri_error *error)
 {
-    (void)model;
     TRY(check_count("context", p->context, MAX_CONTEXT, error));
     TRY(check_count("max_batch", p->max_batch, MAX_BATCH, error));
     TRY(check_count("threads", p->threads, THREADS_MAX, error));
@@ -61,7 +60,7 @@ int32_t session_plan(const colibri_model *model, const colibri_params *p, colibr
     struct arena arena = {0};
     colibri_context scratch;
     void *stacks;
-    TRY(session_check(model, p, error));
+    TRY(check_params(p, error));
     layout(model, p, &scratch, &arena, &stacks, plan);
     if (arena.overflow || arena.used > (uint64_t)1 << 62) {
         return status_fail(error, COLIBRI_ERROR_MEMORY,

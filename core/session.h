@@ -21,7 +21,6 @@ struct colibri_context {
     bool *in_batch;              /* [max_batch] */
 };
 
-int32_t session_check(const colibri_model *model, const colibri_params *params, colibri_error *error);
 int32_t session_plan(const colibri_model *model, const colibri_params *params, colibri_memory_plan *plan,
                      colibri_error *error);
 int32_t session_start(colibri_model *model, const colibri_params *params, colibri_context **context, colibri_error *error);
