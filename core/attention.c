@@ -119,14 +119,14 @@ void attention_layer(const struct chunk *c, int32_t layer)
     const size_t q_width = (size_t)c->attended.width;
     const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
     struct attention_work work = {c, w, layer};
-    product_norm(c, w->attn_norm, w->q.type == TYPE_Q8 || w->k.type == TYPE_Q8 || w->v.type == TYPE_Q8);
+    product_norm(c, w->attn_norm, type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type));
     c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
     c->products[1] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
     c->products[2] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
     product_run(c, 3);
     threads_run(c->threads, prepare_item, &work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
     threads_run(c->threads, attend_item, &work, (c->n + ATTEND_TILE - 1) / ATTEND_TILE * c->config->n_kv_heads, attended_bytes(c));
-    if (w->out.type == TYPE_Q8) product_quantize(c, &c->attended, c->n);
+    if (type_reads_q8(w->out.type)) product_quantize(c, &c->attended, c->n);
     c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
     product_run(c, 1);
     threads_run(c->threads, output_item, &work, c->n, 3 * row_bytes(c->n, c->config->n_embd));

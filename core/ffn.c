@@ -37,7 +37,7 @@ static void inner_item(void *argument, int32_t item)
     for (int32_t i = 0; i < group->n; i++) {
         float *const inner = gate.y + (size_t)i * stride;
         c->kernels->silu_mul(inner + from, up.y + (size_t)i * stride + from, to - from);
-        if (w->down.type != TYPE_Q8) continue;
+        if (!type_reads_q8(w->down.type)) continue;
         c->kernels->quantize(inner, n_ff, from / Q8_GROUP, (to - from + Q8_GROUP - 1) / Q8_GROUP,
                              c->inner.q8 + (slot + (size_t)i) * c->inner.q8_bytes);
     }

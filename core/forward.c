@@ -76,7 +76,7 @@ static void output_head(const struct chunk *c)
         c->kernels->rms_norm(c->h.f32 + (size_t)i * width, c->x + (size_t)c->output_rows[i] * width, model->output_norm,
                              c->config->n_embd, c->config->norm_eps);
     }
-    if (model->output.type == TYPE_Q8) product_quantize(c, &c->h, c->n_outputs);
+    if (type_reads_q8(model->output.type)) product_quantize(c, &c->h, c->n_outputs);
     c->products[0] = product(&model->output, &c->h, NULL, c->n_outputs, NULL, 0);
     c->products[0].y_rows = c->outputs;
     product_run(c, 1);

@@ -4,7 +4,7 @@
 struct matmul product(const struct matrix *w, const struct activation *x, const int32_t *rows, int32_t n, float *y,
                       size_t y_stride)
 {
-    const bool q8 = w->type == TYPE_Q8;
+    const bool q8 = type_reads_q8(w->type);
     return (struct matmul){
         .w = w,
         .n_panels = matrix_panels(w),

@@ -159,7 +159,7 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
 
 static bool reads_q8(const struct ffn_weights *ffn)
 {
-    return ffn->gate.type == TYPE_Q8 || ffn->up.type == TYPE_Q8;
+    return type_reads_q8(ffn->gate.type) || type_reads_q8(ffn->up.type);
 }
 
 static bool layer_reads_q8(const struct layer *layer, int32_t n_experts)

@@ -12,8 +12,10 @@
 
 typedef struct vf { __m256 a, b; } vf;
 typedef struct vi { __m256i a, b; } vi;
-typedef struct wq { __m256i even_a, odd_a, even_b, odd_b; } wq; /* 16-bit lanes */
-typedef struct aq { __m256i even, odd; } aq;
+typedef struct wq { __m256i a, b; } wq;
+typedef struct aq { __m256i size, sign; } aq; /* |x|, x */
+typedef struct nq { __m256i a, b; } nq;
+typedef struct ni { __m256i a, b; } ni; /* 16-bit lanes, two of them a row: 8 x 2 x 15 x 127 fits */
 
 #define VF(x, y) ((vf){x, y})
 #define VI(x, y) ((vi){x, y})
@@ -75,12 +77,11 @@ static inline void vi_store_i8(int8_t *p, vi v)
     _mm_storeu_si128((__m128i *)(void *)p, bytes);
 }
 
-/* Unsigned bytes times signed bytes in one instruction would saturate at 16 bits; so the bytes are widened, even and
- * odd ones apart, and 16-bit products add in pairs, which is exact. */
+/* |x| times (q with the sign of x): both below 128, so that two products fit 16 bits and nothing saturates. */
 static inline wq wq_load(const uint8_t *p)
 {
-    const __m256i a = load_bytes(p), b = load_bytes(p + 32), low = _mm256_set1_epi16(0x00ff);
-    return (wq){_mm256_and_si256(a, low), _mm256_srli_epi16(a, 8), _mm256_and_si256(b, low), _mm256_srli_epi16(b, 8)};
+    const __m256i middle = _mm256_set1_epi8(-128);
+    return (wq){_mm256_xor_si256(load_bytes(p), middle), _mm256_xor_si256(load_bytes(p + 32), middle)};
 }
 
 static inline aq aq_load(const uint8_t *p)
@@ -88,16 +89,47 @@ static inline aq aq_load(const uint8_t *p)
     int32_t quad;
     memcpy(&quad, p, sizeof quad);
     const __m256i all = _mm256_set1_epi32(quad);
-    return (aq){_mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), _mm256_srai_epi16(all, 8)};
+    return (aq){_mm256_abs_epi8(all), all};
 }
 
 static inline vi vi_dot4(vi acc, wq w, aq x)
 {
-    const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(w.even_a, x.even), _mm256_madd_epi16(w.odd_a, x.odd));
-    const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(w.even_b, x.even), _mm256_madd_epi16(w.odd_b, x.odd));
-    return VI(_mm256_add_epi32(acc.a, a), _mm256_add_epi32(acc.b, b));
+    const __m256i one = _mm256_set1_epi16(1);
+    const __m256i a = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(w.a, x.sign));
+    const __m256i b = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(w.b, x.sign));
+    return VI(_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, one)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, one)));
 }
 
+static inline vi vi_load(const uint8_t *p) { return VI(load_bytes(p), load_bytes(p + 32)); }
+
+static inline vi vi_bits(vi v, int shift, int n)
+{
+    const __m256i mask = _mm256_set1_epi32((1 << n) - 1);
+    return VI(_mm256_and_si256(_mm256_srli_epi32(v.a, shift), mask), _mm256_and_si256(_mm256_srli_epi32(v.b, shift), mask));
+}
+
+static inline void nq_load(const uint8_t *p, nq *low, nq *high)
+{
+    const __m256i a = load_bytes(p), b = load_bytes(p + 32), mask = _mm256_set1_epi8(15);
+    *low = (nq){_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
+    *high = (nq){_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
+}
+
+static inline ni ni_zero(void) { return (ni){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+
+static inline ni ni_dot4(ni acc, nq w, aq x)
+{
+    return (ni){_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x.sign)),
+                _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x.sign))};
+}
+
+static inline vi ni_sum(ni acc)
+{
+    const __m256i one = _mm256_set1_epi16(1);
+    return VI(_mm256_madd_epi16(acc.a, one), _mm256_madd_epi16(acc.b, one));
+}
+
+#define Q8_SIGNED 1
 #define MATMUL_TILE 4
 #define KERNELS kernels_avx2
 #define KERNELS_NAME "avx2"

@@ -20,6 +20,8 @@ typedef __m512 vf;
 typedef __m512i vi;
 typedef __m512i wq;
 typedef __m512i aq;
+typedef __m512i nq;
+typedef __m512i ni;
 
 static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline void vf_store(float *p, vf v) { _mm512_storeu_ps(p, v); }
@@ -36,6 +38,23 @@ static inline vf vf_from_vi(vi v) { return _mm512_cvtepi32_ps(v); }
 static inline vi vi_round(vf v) { return _mm512_cvtps_epi32(v); }
 static inline wq wq_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 static inline vi vi_dot4(vi acc, wq w, aq a) { return _mm512_dpbusd_epi32(acc, w, a); }
+
+static inline vi vi_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+static inline ni ni_zero(void) { return _mm512_setzero_si512(); }
+static inline ni ni_dot4(ni acc, nq w, aq a) { return _mm512_dpbusd_epi32(acc, w, a); }
+static inline vi ni_sum(ni acc) { return acc; }
+
+static inline vi vi_bits(vi v, int shift, int n)
+{
+    return _mm512_and_si512(_mm512_srli_epi32(v, (unsigned int)shift), _mm512_set1_epi32((1 << n) - 1));
+}
+
+static inline void nq_load(const uint8_t *p, nq *low, nq *high)
+{
+    const __m512i all = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+    *low = _mm512_and_si512(all, mask);
+    *high = _mm512_and_si512(_mm512_srli_epi16(all, 4), mask);
+}
 
 static inline vf vf_first(vf v, int n, float fill)
 {

@@ -11,9 +11,15 @@
  *   vf_f16(p)                                  16 halves, widened
  *   vf_bf16_pair(p, &even, &odd)               16 x 2 bf16, widened
  *   vf_from_vi(v)   vi_set1(i)   vi_store_i8(p, v)   vi_round(v)  (f32 to int32, exact for integral v)
- *   wq, wq_load(p)         64 weight bytes: 16 rows x 4 k, unsigned
+ *   vi_load(p) vi_bits(v, shift, n)            bits shift … shift + n - 1 of each lane, as a number
+ *   wq, wq_load(p)         64 weight bytes: 16 rows x 4 k, stored + 128
  *   aq, aq_load(p)         4 activation bytes, signed, for all rows
- *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact
+ *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact; if Q8_SIGNED is defined, of the true weights, else
+ *                          of the stored bytes
+ *   nq, nq_load(p, &low, &high)                64 bytes of 4-bit weights: the low halves are 16 rows x 4 k, and the high
+ *   ni, ni_zero()          sums of such products over at most 8 quads, however the set likes to hold them
+ *   ni_dot4(acc, n, a)     acc + sum of 4 products per lane, exact
+ *   ni_sum(acc)            the 16 sums as vi
  *   MATMUL_TILE            activation rows per register tile
  *   KERNELS                name of the table to define;  KERNELS_NAME its text
  *
@@ -203,6 +209,7 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
 {
     float *const scales = (float *)(void *)(row + q8_scales_at((size_t)n));
     int32_t *const offsets = (int32_t *)(void *)(row + q8_offsets_at((size_t)n));
+    float *const sums = (float *)(void *)(row + q8_sums_at((size_t)n));
     const vf zero = vf_set1(0);
     for (int32_t g = first; g < first + count; g++) {
         const vf low = load_at(x, g * Q8_GROUP, n), high = load_at(x, g * Q8_GROUP + 16, n);
@@ -223,6 +230,7 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
         for (int i = 0; i < Q8_GROUP; i++) sum += q[i];
         scales[g] = most / 127.0f + taint;
         offsets[g] = -128 * sum;
+        sums[g] = scales[g] * (float)sum;
     }
 }
 
@@ -294,10 +302,23 @@ INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int 
     for (size_t g = 0; g < groups; g++) {
         vi dot[TILE_MAX];
         for (int i = 0; i < P * T; i++) {
+#ifdef Q8_SIGNED
+            dot[i] = vi_set1(0);
+#else
             dot[i] = vi_set1(((const int32_t *)(const void *)(x[i % T] + q8_offsets_at(cols)))[g]);
+#endif
         }
 #pragma GCC unroll 1
         for (int quad = 0; quad < Q8_GROUP / 4; quad++) {
+            if (P > T) { /* few rows: activations wait in registers, a panel's weights are used at once */
+                aq a[4];
+                for (int j = 0; j < T; j++) a[j] = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
+                for (int p = 0; p < P; p++) {
+                    const wq weight = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
+                    for (int j = 0; j < T; j++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight, a[j]);
+                }
+                continue;
+            }
             wq weight[4];
             for (int p = 0; p < P; p++) weight[p] = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
             for (int j = 0; j < T; j++) {
@@ -310,6 +331,77 @@ INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int 
             for (int j = 0; j < T; j++) {
                 const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
                 acc[p * T + j] = vf_fma(vf_from_vi(dot[p * T + j]), vf_mul(ws, xs), acc[p * T + j]);
+            }
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+/* Scales and minima (negated) of the 8 groups of a q4 super-group, 16 rows each; p: its 256 bytes (docs/FORMAT.md). */
+INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
+{
+    const vf d = vf_f16(p), dmin = vf_sub(vf_set1(0), vf_f16(p + 32));
+    const vi word[3] = {vi_load(p + 64), vi_load(p + 128), vi_load(p + 192)};
+    for (int i = 0; i < 5; i++) scale[i] = vf_mul(d, vf_from_vi(vi_bits(word[0], 6 * i, 6)));
+    for (int i = 5; i < 8; i++) scale[i] = vf_mul(d, vf_from_vi(vi_bits(word[1], 6 * (i - 5), 6)));
+    for (int i = 0; i < 2; i++) minus[i] = vf_mul(dmin, vf_from_vi(vi_bits(word[1], 6 * (i + 3), 6)));
+    for (int i = 2; i < 7; i++) minus[i] = vf_mul(dmin, vf_from_vi(vi_bits(word[2], 6 * (i - 2), 6)));
+    const vf low = vf_from_vi(vi_bits(word[0], 30, 2)), middle = vf_from_vi(vi_bits(word[1], 30, 2));
+    const vf high = vf_from_vi(vi_bits(word[2], 30, 2));
+    minus[7] = vf_mul(dmin, vf_fma(high, vf_set1(16), vf_fma(middle, vf_set1(4), low)));
+}
+
+/* The products of one group of 32 k: P panels `bytes` apart, T activation rows whose quants start at x. */
+INLINE void q4_group(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t at, const int P, const int T, ni *dot)
+{
+    for (int i = 0; i < P * T; i++) dot[i] = ni_zero();
+#pragma GCC unroll 1
+    for (int quad = 0; quad < 4; quad++) {
+        aq few[2 * 4];
+        if (P > T) {
+            for (int j = 0; j < T; j++) {
+                few[2 * j] = aq_load(x[j] + at + (size_t)quad * 4);
+                few[2 * j + 1] = aq_load(x[j] + at + 16 + (size_t)quad * 4);
+            }
+        }
+        for (int p = 0; p < P; p++) {
+            nq low, high;
+            nq_load(w + (size_t)p * bytes + (size_t)quad * 64, &low, &high);
+            for (int j = 0; j < T; j++) {
+                const aq a = P > T ? few[2 * j] : aq_load(x[j] + at + (size_t)quad * 4);
+                const aq b = P > T ? few[2 * j + 1] : aq_load(x[j] + at + 16 + (size_t)quad * 4);
+                dot[p * T + j] = ni_dot4(ni_dot4(dot[p * T + j], low, a), high, b);
+            }
+        }
+    }
+}
+
+/* Per row and group: sum += scale x (sum of q x), sum -= minimum x (sum of x), both fused. */
+INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
+    const uint8_t *const w = m->w->data + (size_t)panel * bytes;
+    const uint8_t *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (size_t first = 0; first < groups; first += Q4_SUPER) {
+        vf scale[4][Q4_SUPER], minus[4][Q4_SUPER];
+        for (int p = 0; p < P; p++) {
+            q4_scales(w + (size_t)p * bytes + (groups + first / Q4_SUPER) * 256, scale[p], minus[p]);
+        }
+        for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
+            const size_t g = first + i;
+            ni dot[TILE_MAX];
+            q4_group(w + g * 256, bytes, x, g * Q8_GROUP, P, T, dot);
+            for (int j = 0; j < T; j++) {
+                const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
+                const vf sum = vf_set1(((const float *)(const void *)(x[j] + q8_sums_at(cols)))[g]);
+                for (int p = 0; p < P; p++) {
+                    vf *const a = &acc[p * T + j];
+                    *a = vf_fma(vf_from_vi(ni_sum(dot[p * T + j])), vf_mul(scale[p][i], xs), *a);
+                    *a = vf_fma(minus[p][i], sum, *a);
+                }
             }
         }
     }
@@ -339,6 +431,7 @@ INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int 
 DEFINE_MATMUL(f32)
 DEFINE_MATMUL(bf16)
 DEFINE_MATMUL(q8)
+DEFINE_MATMUL(q4)
 
 static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *out)
 {
@@ -352,12 +445,35 @@ static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *o
     }
 }
 
+static void read_row_q4(const uint8_t *panel, size_t cols, size_t lane, float *out)
+{
+    const size_t groups = q8_groups(cols);
+    for (size_t first = 0; first < groups; first += Q4_SUPER) {
+        vf scale[Q4_SUPER], minus[Q4_SUPER];
+        q4_scales(panel + (groups + first / Q4_SUPER) * 256, scale, minus);
+        for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
+            float factor[16], least[16];
+            vf_store(factor, scale[i]);
+            vf_store(least, minus[i]);
+            const uint8_t *const group = panel + (first + i) * 256 + lane * 4;
+            for (size_t e = 0, k = (first + i) * Q8_GROUP; e < Q8_GROUP && k < cols; e++, k++) {
+                const uint8_t pair = group[e % 16 / 4 * 64 + e % 4];
+                out[k] = (float)(e < 16 ? pair & 15 : pair >> 4) * factor[lane] + least[lane];
+            }
+        }
+    }
+}
+
 static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
 {
     const size_t cols = (size_t)w->cols, lane = (size_t)(r % PANEL_ROWS);
     const uint8_t *const panel = w->data + (size_t)(r / PANEL_ROWS) * panel_bytes(w->type, cols);
     if (w->type == TYPE_Q8) {
         read_row_q8(panel, cols, lane, out);
+        return;
+    }
+    if (w->type == TYPE_Q4) {
+        read_row_q4(panel, cols, lane, out);
         return;
     }
     for (size_t k = 0; k < cols; k++) {
@@ -462,8 +578,10 @@ static void kernel_attend(const struct attend *a)
         const float *const values = (const float *)(const void *)(block + a->v_offset);
         int32_t n[ATTEND_TILE];
         float old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
-        if (a->n == ATTEND_TILE) attend_scores(a, keys, &s, from, 0, ATTEND_TILE);
-        else for (int j = 0; j < a->n; j++) attend_scores(a, keys, &s, from, j, 1);
+        if (a->n == 4) attend_scores(a, keys, &s, from, 0, 4);
+        else if (a->n == 3) attend_scores(a, keys, &s, from, 0, 3);
+        else if (a->n == 2) attend_scores(a, keys, &s, from, 0, 2);
+        else attend_scores(a, keys, &s, from, 0, 1);
         for (int j = 0; j < a->n; j++) {
             n[j] = a->n_keys[j] - from < KV_BLOCK ? a->n_keys[j] - from : KV_BLOCK;
             if (n[j] <= 0) continue;
@@ -475,8 +593,10 @@ static void kernel_attend(const struct attend *a)
             s.sum[j] = s.sum[j] * old_scale[j] + sum * new_scale[j];
             s.max[j] = merged;
         }
-        if (a->n == ATTEND_TILE) attend_values(a, values, &s, n, old_scale, new_scale, 0, ATTEND_TILE);
-        else for (int j = 0; j < a->n; j++) attend_values(a, values, &s, n, old_scale, new_scale, j, 1);
+        if (a->n == 4) attend_values(a, values, &s, n, old_scale, new_scale, 0, 4);
+        else if (a->n == 3) attend_values(a, values, &s, n, old_scale, new_scale, 0, 3);
+        else if (a->n == 2) attend_values(a, values, &s, n, old_scale, new_scale, 0, 2);
+        else attend_values(a, values, &s, n, old_scale, new_scale, 0, 1);
     }
     for (int j = 0; j < a->n; j++) {
         const vf sum = vf_set1(s.sum[j]);
@@ -488,7 +608,7 @@ static void kernel_attend(const struct attend *a)
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8},
+    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4},
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
     .silu_mul = kernel_silu_mul,

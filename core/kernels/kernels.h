@@ -10,10 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_COUNT = 5 };
+enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_Q4 = 5, TYPE_COUNT = 6 };
 enum {
     PANEL_ROWS = 16,       /* rows interleaved in a matrix */
     Q8_GROUP = 32,         /* elements that share a scale */
+    Q4_SUPER = 8,          /* groups that share the f16 scales of a q4 row */
     HEAD_DIM_MAX = 1024,
     KV_BLOCK = 128,        /* positions in a block of the KV cache; part of the bit rule (softmax is merged per block) */
 };
@@ -35,23 +36,32 @@ static inline uint64_t panel_bytes(int type, uint64_t cols)
 {
     if (type == TYPE_F32) return cols * 64;
     if (type == TYPE_BF16) return (cols + 1) / 2 * 64;
-    if (type == TYPE_Q8) return ((cols + Q8_GROUP - 1) / Q8_GROUP * 544 + 63) & ~(uint64_t)63;
+    const uint64_t groups = (cols + Q8_GROUP - 1) / Q8_GROUP;
+    if (type == TYPE_Q8) return (groups * 544 + 63) & ~(uint64_t)63;
+    if (type == TYPE_Q4) return (groups + (groups + Q4_SUPER - 1) / Q4_SUPER) * 256;
     return 0;
 }
 
-/* An activation row of n elements quantised to int8, the other factor of q8 weights:
+/* Whether products with this type read activations quantised to int8. */
+static inline bool type_reads_q8(int type)
+{
+    return type == TYPE_Q8 || type == TYPE_Q4;
+}
+
+/* An activation row of n elements quantised to int8, the other factor of q8 and q4 weights:
  * int8 quants [groups][32] padded to 64 bytes, f32 scales [groups], int32 offsets [groups] = -128 x sum of quants
- * (weights are stored + 128). */
+ * (q8 weights are stored + 128), f32 sums [groups] = scale x sum of quants (what a q4 minimum is multiplied by). */
 static inline size_t q8_groups(size_t n) { return (n + Q8_GROUP - 1) / Q8_GROUP; }
 static inline size_t q8_scales_at(size_t n) { return (q8_groups(n) * Q8_GROUP + 63) & ~(size_t)63; }
 static inline size_t q8_offsets_at(size_t n) { return q8_scales_at(n) + q8_groups(n) * 4; }
-static inline size_t q8_row_bytes(size_t n) { return (q8_offsets_at(n) + q8_groups(n) * 4 + 63) & ~(size_t)63; }
+static inline size_t q8_sums_at(size_t n) { return q8_offsets_at(n) + q8_groups(n) * 4; }
+static inline size_t q8_row_bytes(size_t n) { return (q8_sums_at(n) + q8_groups(n) * 4 + 63) & ~(size_t)63; }
 
 /* y[t][r] = sum over k of w[r][k] x[row(t)][k], for 16 x n_panels rows r from panel first_panel on. */
 struct matmul {
     const struct matrix *w;
     int32_t first_panel, n_panels;
-    const void *x;           /* f32 rows, or q8 rows if w is q8 */
+    const void *x;           /* f32 rows, or q8 rows if type_reads_q8 */
     size_t x_stride;         /* bytes from row to row */
     const int32_t *x_rows;   /* [n] which rows of x; NULL: 0 … n - 1 */
     int32_t n;

@@ -14,6 +14,8 @@ typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
 typedef vu wq; /* 16 rows x 4 bytes */
 typedef vi aq; /* the same 4 bytes in each lane */
+typedef vu nq; /* 16 rows x 4 bytes below 16 */
+typedef vi ni;
 typedef double vd __attribute__((vector_size(128)));
 typedef int64_t vl __attribute__((vector_size(128)));
 
@@ -112,6 +114,19 @@ INLINE vi vi_dot4(vi acc, wq w, aq a)
         acc += weight * factor;
     }
     return acc;
+}
+
+INLINE vi vi_load(const uint8_t *p) { return (vi)wq_load(p); }
+INLINE vi vi_bits(vi v, int shift, int n) { return (vi)((vu)v >> shift & ((1u << n) - 1)); }
+INLINE ni ni_zero(void) { return vi_set1(0); }
+INLINE ni ni_dot4(ni acc, nq w, aq a) { return vi_dot4(acc, w, a); }
+INLINE vi ni_sum(ni acc) { return acc; }
+
+INLINE void nq_load(const uint8_t *p, nq *low, nq *high)
+{
+    const vu all = wq_load(p);
+    *low = all & 0x0f0f0f0fu;
+    *high = all >> 4 & 0x0f0f0f0fu;
 }
 
 #define MATMUL_TILE 4

@@ -64,13 +64,13 @@ static void check_matrix(const struct matrix *w, const char *name)
     if (part.rows > 64) part.rows = 64;
     const size_t cols = (size_t)part.cols, rows = (size_t)part.rows;
     enum { N = 5 };
-    const size_t stride = part.type == TYPE_Q8 ? q8_row_bytes(cols) : cols * 4;
+    const size_t stride = type_reads_q8(part.type) ? q8_row_bytes(cols) : cols * 4;
     uint8_t *const x = take(stride * N);
     float *const row = take(cols * 4), *const expected = take(rows * N * 4), *const found = take(rows * N * 4);
     uint32_t state = 1;
     for (size_t t = 0; t < N; t++) {
         for (size_t i = 0; i < cols; i++) row[i] = (float)((state = state * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1;
-        if (part.type == TYPE_Q8) kernels_scalar.quantize(row, part.cols, 0, (int32_t)q8_groups(cols), x + stride * t);
+        if (type_reads_q8(part.type)) kernels_scalar.quantize(row, part.cols, 0, (int32_t)q8_groups(cols), x + stride * t);
         else memcpy(x + stride * t, row, cols * 4);
     }
     struct matmul m = {.w = &part, .n_panels = matrix_panels(&part), .x = x, .x_stride = stride, .n = N, .y = expected, .y_stride = rows};

@@ -54,6 +54,20 @@ static void compare(const char *what, const void *expected, const void *found, s
     exit(1);
 }
 
+/* Any bytes are a q4 panel, but for the f16 scales: those stay finite. */
+static void random_q4_panel(uint8_t *panel, size_t groups)
+{
+    for (size_t i = 0; i < groups * 256; i++) panel[i] = next_random() % 9 == 0 ? 255 : (uint8_t)next_random();
+    for (size_t s = 0; s < (groups + Q4_SUPER - 1) / Q4_SUPER; s++) {
+        uint8_t *const scales = panel + (groups + s) * 256;
+        for (size_t i = 0; i < 32; i++) {
+            const uint16_t half = (uint16_t)(next_random() % 11 == 0 ? next_random() % 0x400 : 0x1000 + next_random() % 0x1000);
+            memcpy(scales + i * 2, &half, 2);
+        }
+        for (size_t i = 64; i < 256; i++) scales[i] = (uint8_t)next_random();
+    }
+}
+
 /* A random matrix of any type, padding as the writer leaves it. */
 static struct matrix random_matrix(int type, int32_t rows, int32_t cols)
 {
@@ -61,6 +75,10 @@ static struct matrix random_matrix(int type, int32_t rows, int32_t cols)
     uint8_t *const data = take(bytes * panels);
     for (size_t p = 0; p < panels; p++) {
         uint8_t *const panel = data + p * bytes;
+        if (type == TYPE_Q4) {
+            random_q4_panel(panel, q8_groups((size_t)cols));
+            continue;
+        }
         for (int32_t k = 0; k < cols; k++) {
             for (int32_t r = 0; r < 16; r++) {
                 float x = random_float(0.5f);
@@ -87,13 +105,13 @@ static struct matrix random_matrix(int type, int32_t rows, int32_t cols)
 static void test_matmul(int type, int32_t rows, int32_t cols, int32_t n)
 {
     const struct matrix w = random_matrix(type, rows, cols);
-    const size_t stride = type == TYPE_Q8 ? q8_row_bytes((size_t)cols) : (size_t)cols * 4 + 4; /* unaligned f32 rows */
+    const size_t stride = type_reads_q8(type) ? q8_row_bytes((size_t)cols) : (size_t)cols * 4 + 4; /* unaligned f32 rows */
     uint8_t *const x = take(stride * (size_t)n);
     int32_t *const picked = take((size_t)n * 4);
     float *const row = take((size_t)cols * 4);
     for (int32_t t = 0; t < n; t++) {
         fill(row, cols, 3, false);
-        if (type == TYPE_Q8) tested->quantize(row, cols, 0, (int32_t)q8_groups((size_t)cols), x + stride * (size_t)t);
+        if (type_reads_q8(type)) tested->quantize(row, cols, 0, (int32_t)q8_groups((size_t)cols), x + stride * (size_t)t);
         else memcpy(x + stride * (size_t)t, row, (size_t)cols * 4);
         picked[t] = n - 1 - t;
     }
@@ -220,12 +238,12 @@ static void bench(int type, const char *name, int32_t n)
 {
     enum { ROWS = 1024, COLS = 2048 };
     const struct matrix w = random_matrix(type, ROWS, COLS);
-    const size_t stride = type == TYPE_Q8 ? q8_row_bytes(COLS) : COLS * 4;
+    const size_t stride = type_reads_q8(type) ? q8_row_bytes(COLS) : COLS * 4;
     uint8_t *const x = take(stride * (size_t)n);
     float *const row = take(COLS * 4), *const y = take((size_t)n * ROWS * 4);
     for (int32_t t = 0; t < n; t++) {
         fill(row, COLS, 3, false);
-        if (type == TYPE_Q8) tested->quantize(row, COLS, 0, COLS / 32, x + stride * (size_t)t);
+        if (type_reads_q8(type)) tested->quantize(row, COLS, 0, COLS / 32, x + stride * (size_t)t);
         else memcpy(x + stride * (size_t)t, row, COLS * 4);
     }
     const struct matmul m = {.w = &w, .n_panels = matrix_panels(&w), .x = x, .x_stride = stride, .n = n, .y = y, .y_stride = ROWS};
@@ -246,8 +264,9 @@ static void bench(int type, const char *name, int32_t n)
 
 int main(int argc, char **argv)
 {
-    static const int types[] = {TYPE_F32, TYPE_BF16, TYPE_Q8};
-    static const char *const names[] = {"f32", "bf16", "q8"};
+    enum { N_TYPES = 4 };
+    static const int types[N_TYPES] = {TYPE_F32, TYPE_BF16, TYPE_Q8, TYPE_Q4};
+    static const char *const names[N_TYPES] = {"f32", "bf16", "q8", "q4"};
     const bool benches = argc > 1 && strcmp(argv[1], "--bench") == 0;
     bool usable;
     for (int i = 0; (tested = kernels_list(i, &usable)) != NULL; i++) {
@@ -256,13 +275,13 @@ int main(int argc, char **argv)
             continue;
         }
         for (int round = 0; round < 120; round++) {
-            const int32_t rows = 1 + (int32_t)(next_random() % 90), cols = 1 + (int32_t)(next_random() % 200);
-            test_matmul(types[round % 3], rows, cols, 1 + (int32_t)(next_random() % 20));
+            const int32_t rows = 1 + (int32_t)(next_random() % 90), cols = 1 + (int32_t)(next_random() % 700);
+            test_matmul(types[round % N_TYPES], rows, cols, 1 + (int32_t)(next_random() % 20));
             test_rows(1 + (int32_t)(next_random() % 300), round % 2 == 0);
             test_attend(1 + (int32_t)(next_random() % 80), 1 + (int32_t)(next_random() % 700), 1 + round % ATTEND_TILE);
         }
         printf("%-7s same bytes as scalar\n", tested->name);
-        for (int t = 0; benches && t < 3; t++) {
+        for (int t = 0; benches && t < N_TYPES; t++) {
             bench(types[t], names[t], 1);
             bench(types[t], names[t], 64);
         }
