@@ -1,4 +1,5 @@
 /* api.c: the functions of colibri.h. Checks arguments, calls below, nothing else. */
+#include "quantize.h"
 #include "session.h"
 #include "topk.h"
 
@@ -113,6 +114,18 @@ int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, 
     return session_evaluate(context, inputs, n_inputs, observer);
 }
 
+int32_t colibri_measure(colibri_context *context, const colibri_profile *profile)
+{
+    if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
+    TRY(session_check_idle(context));
+    return session_measure(context, profile);
+}
+
+const char *colibri_phase_name(int32_t phase)
+{
+    return profile_phase_name(phase);
+}
+
 void colibri_cancel(colibri_context *context)
 {
     if (context != NULL) atomic_store(&context->cancelled, true);
@@ -181,4 +194,10 @@ int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *
     if (values == NULL || indices == NULL || k < 1 || k > n) return COLIBRI_ERROR_ARGUMENT;
     topk_select(values, n, k, indices);
     return COLIBRI_OK;
+}
+
+int32_t colibri_quantize(int32_t type, int32_t rows, int32_t cols, const float *weights, const float *importance,
+                         void *packed, uint64_t packed_bytes, colibri_error *error)
+{
+    return quantize_matrix(type, rows, cols, weights, importance, packed, packed_bytes, error);
 }

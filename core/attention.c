@@ -113,21 +113,26 @@ static uint64_t attended_bytes(const struct chunk *c)
     return bytes;
 }
 
-void attention_layer(const struct chunk *c, int32_t layer)
+void attention_layer(struct chunk *c, int32_t layer)
 {
     const struct layer *const w = &c->model->layers[layer];
     const size_t q_width = (size_t)c->attended.width;
     const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
     struct attention_work work = {c, w, layer};
     product_norm(c, w->attn_norm, type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type));
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
     c->products[1] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
     c->products[2] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
     product_run(c, 3);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
     threads_run(c->threads, prepare_item, &work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_ROPE);
     threads_run(c->threads, attend_item, &work, (c->n + ATTEND_TILE - 1) / ATTEND_TILE * c->config->n_kv_heads, attended_bytes(c));
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTEND);
     if (type_reads_q8(w->out.type)) product_quantize(c, &c->attended, c->n);
     c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
     product_run(c, 1);
     threads_run(c->threads, output_item, &work, c->n, 3 * row_bytes(c->n, c->config->n_embd));
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTN_OUT);
 }

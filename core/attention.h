@@ -7,6 +7,6 @@
 /* cos and sin of the chunk's rows, used by every layer. */
 void attention_positions(const struct chunk *chunk);
 /* x += attention(norm(x)); keys and values of the rows go to the cache, whose positions are reserved. */
-void attention_layer(const struct chunk *chunk, int32_t layer);
+void attention_layer(struct chunk *chunk, int32_t layer);
 
 #endif

@@ -4,6 +4,7 @@
 #define COLIBRI_CHUNK_H
 
 #include "cache.h"
+#include "profile.h"
 #include "threads.h"
 #include "weights.h"
 
@@ -20,6 +21,7 @@ struct ffn_group {
     const struct ffn_weights *weights;
     const int32_t *rows; /* [n] rows of the chunk; NULL: all of them */
     int32_t n, first_slot;
+    int32_t expert;      /* -1: dense or shared */
 };
 
 struct chunk {
@@ -28,6 +30,7 @@ struct chunk {
     const struct kernels *kernels;
     struct threads *threads;
     struct cache *cache;
+    struct profile profile;
     int32_t n;                            /* rows in use */
     int32_t *ids, *sequences, *positions; /* [n] */
     float *rope_cosine, *rope_sine;       /* [n][rope_dim / 2] */

@@ -8,7 +8,7 @@
 
 struct inner_list {
     const struct chunk *chunk;
-    int32_t step;
+    int32_t layer, step;
 };
 
 /* A few panels of gate and up of one group, the activation, and the quantisation that down will read. Steps are even, so
@@ -24,6 +24,7 @@ static void inner_item(void *argument, int32_t item)
         group++;
     }
     const struct ffn_weights *const w = group->weights;
+    const uint64_t start = profile_ticks(&c->profile);
     const int32_t panels = matrix_panels(&w->gate), first = item * list->step, n_ff = w->gate.rows;
     const size_t stride = (size_t)c->inner.width, slot = (size_t)group->first_slot;
     struct matmul gate = product(&w->gate, &c->h, group->rows, group->n, c->inner.f32 + slot * stride, stride);
@@ -41,10 +42,11 @@ static void inner_item(void *argument, int32_t item)
         c->kernels->quantize(inner, n_ff, from / Q8_GROUP, (to - from + Q8_GROUP - 1) / Q8_GROUP,
                              c->inner.q8 + (slot + (size_t)i) * c->inner.q8_bytes);
     }
+    if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
 }
 
 /* All groups of the chunk: slot_out[slot] = down(silu(gate h) * up h). */
-static void run_groups(const struct chunk *c)
+static void run_groups(struct chunk *c, int32_t layer)
 {
     int64_t panels = 0;
     int32_t items = 0;
@@ -53,7 +55,7 @@ static void run_groups(const struct chunk *c)
         panels += matrix_panels(&c->groups[g].weights->gate);
         bytes += 2 * product_bytes(&c->groups[g].weights->gate, c->groups[g].n);
     }
-    struct inner_list list = {c, product_step(c, panels)};
+    struct inner_list list = {c, layer, product_step(c, panels)};
     for (int32_t g = 0; g < c->n_groups; g++) {
         const struct ffn_group *const group = &c->groups[g];
         const struct matrix *const down = &group->weights->down;
@@ -68,7 +70,9 @@ static void run_groups(const struct chunk *c)
         c->products[g] = product(down, &inner, NULL, group->n, c->slot_out + slot * n_embd, n_embd);
     }
     threads_run(c->threads, inner_item, &list, items, bytes);
-    product_run(c, c->n_groups);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_GATE_UP);
+    product_run_experts(c, layer);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_DOWN);
 }
 
 static void dense_item(void *argument, int32_t row)
@@ -80,10 +84,11 @@ static void dense_item(void *argument, int32_t row)
 
 void ffn_dense(struct chunk *c, int32_t layer)
 {
-    c->groups[0] = (struct ffn_group){&c->model->layers[layer].dense, NULL, c->n, 0};
+    c->groups[0] = (struct ffn_group){&c->model->layers[layer].dense, NULL, c->n, 0, -1};
     c->n_groups = 1;
-    run_groups(c);
+    run_groups(c, layer);
     threads_run(c->threads, dense_item, c, c->n, 2 * row_bytes(c->n, c->config->n_embd));
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_COMBINE);
 }
 
 static void combine_item(void *argument, int32_t row)
@@ -104,9 +109,10 @@ static void combine_item(void *argument, int32_t row)
     c->kernels->add(c->x + (size_t)row * width, sum, n_embd);
 }
 
-void ffn_experts(const struct chunk *c)
+void ffn_experts(struct chunk *c, int32_t layer)
 {
-    run_groups(c);
+    run_groups(c, layer);
     const int64_t read = (int64_t)(c->config->n_experts_used + 2) * c->config->n_embd;
-    threads_run(c->threads, combine_item, (void *)(uintptr_t)c, c->n, row_bytes(c->n, read));
+    threads_run(c->threads, combine_item, c, c->n, row_bytes(c->n, read));
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_COMBINE);
 }

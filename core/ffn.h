@@ -7,6 +7,6 @@
 /* x += ffn(h) for a layer without experts. */
 void ffn_dense(struct chunk *chunk, int32_t layer);
 /* x += the weighted outputs of the experts that router_layer chose, plus the shared expert. */
-void ffn_experts(const struct chunk *chunk);
+void ffn_experts(struct chunk *chunk, int32_t layer);
 
 #endif

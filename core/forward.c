@@ -56,13 +56,16 @@ static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *
 {
     const struct layer *const weights = &c->model->layers[layer];
     product_norm(c, weights->ffn_norm, weights->ffn_reads_q8);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     if (c->config->n_experts[layer] == 0) {
         ffn_dense(c, layer);
         return COLIBRI_OK;
     }
     router_layer(c, layer);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_ROUTER);
     TRY(report_routing(c, layer, watch, error));
-    ffn_experts(c);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_OBSERVER);
+    ffn_experts(c, layer);
     return COLIBRI_OK;
 }
 
@@ -98,12 +101,16 @@ int32_t forward(struct chunk *c, struct watch *watch, colibri_error *error)
 {
     threads_run(c->threads, embed_item, c, c->n, 4 * row_bytes(c->n, c->config->n_embd));
     attention_positions(c);
+    profile_mark(&c->profile, c->config->n_layers, COLIBRI_PHASE_EMBED);
     for (int32_t layer = 0; layer < c->config->n_layers; layer++) {
         TRACE("layer %d: %d rows, attention, %s", layer, c->n, c->config->n_experts[layer] ? "experts" : "dense");
         attention_layer(c, layer);
         TRY(feed_forward(c, layer, watch, error));
         TRY(report_layer(c, watch, error));
+        profile_mark(&c->profile, layer, COLIBRI_PHASE_OBSERVER);
     }
     output_head(c);
-    return check_logits(c, error);
+    const int32_t status = check_logits(c, error);
+    profile_mark(&c->profile, c->config->n_layers, COLIBRI_PHASE_OUTPUT);
+    return status;
 }

@@ -34,6 +34,10 @@ int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, void
 void os_thread_join(os_thread thread);
 /* Tells a process from its forked children. */
 int64_t os_process_id(void);
+/* Monotonic time. */
+uint64_t os_clock_ns(void);
+/* A counter of constant rate, cheap enough for every work item; nanoseconds where there is none. */
+uint64_t os_ticks(void);
 /* Lets another runnable thread have the CPU. */
 void os_yield(void);
 

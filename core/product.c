@@ -25,13 +25,15 @@ int32_t product_step(const struct chunk *chunk, int64_t panels)
 
 struct product_list {
     const struct chunk *chunk;
-    int32_t count, step;
+    int32_t layer; /* whose experts the products belong to, or -1 */
+    int32_t step;
 };
 
 static void product_item(void *argument, int32_t item)
 {
     const struct product_list *const list = argument;
     const struct matmul *m = list->chunk->products;
+    const uint64_t start = profile_ticks(&list->chunk->profile);
     int32_t items;
     while (item >= (items = (m->n_panels + list->step - 1) / list->step)) {
         item -= items;
@@ -42,9 +44,12 @@ static void product_item(void *argument, int32_t item)
     if (part.n_panels - part.first_panel < list->step) part.n_panels -= part.first_panel;
     else part.n_panels = list->step;
     list->chunk->kernels->matmul[m->w->type](&part);
+    if (list->layer < 0) return;
+    const int32_t expert = list->chunk->groups[m - list->chunk->products].expert;
+    if (expert >= 0) profile_expert(&list->chunk->profile, list->layer, expert, start);
 }
 
-void product_run(const struct chunk *chunk, int32_t count)
+static void run_list(const struct chunk *chunk, int32_t count, int32_t layer)
 {
     int64_t panels = 0, items = 0;
     uint64_t bytes = 0;
@@ -52,9 +57,19 @@ void product_run(const struct chunk *chunk, int32_t count)
         panels += chunk->products[i].n_panels;
         bytes += product_bytes(chunk->products[i].w, chunk->products[i].n);
     }
-    struct product_list list = {chunk, count, product_step(chunk, panels)};
+    struct product_list list = {chunk, layer, product_step(chunk, panels)};
     for (int32_t i = 0; i < count; i++) items += (chunk->products[i].n_panels + list.step - 1) / list.step;
     threads_run(chunk->threads, product_item, &list, (int32_t)items, bytes);
+}
+
+void product_run(const struct chunk *chunk, int32_t count)
+{
+    run_list(chunk, count, -1);
+}
+
+void product_run_experts(const struct chunk *chunk, int32_t layer)
+{
+    run_list(chunk, chunk->n_groups, layer);
 }
 
 struct norm_list {

@@ -223,6 +223,22 @@ int32_t session_check_idle(colibri_context *context)
                        "the context is evaluating: an observer may call colibri_cancel and nothing else of its context");
 }
 
+int32_t session_measure(colibri_context *context, const colibri_profile *profile)
+{
+    const colibri_model_info *const info = &context->model->info;
+    if (profile != NULL && (profile->n_layers != info->n_layers || profile->n_experts != info->n_experts)) {
+        return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT,
+                           "profile: expected n_layers %d and n_experts %d as in colibri_info, found %d and %d",
+                           info->n_layers, info->n_experts, profile->n_layers, profile->n_experts);
+    }
+    if (profile != NULL && (profile->phase_ns == NULL || profile->wait_ns == NULL ||
+                            (profile->expert_ticks == NULL && info->n_experts > 0))) {
+        return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT, "profile: expected arrays for all times, found NULL");
+    }
+    context->profile = profile;
+    return COLIBRI_OK;
+}
+
 int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer)
 {
@@ -235,6 +251,7 @@ int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, 
         context->lengths_before[inputs[i].sequence] = context->cache.lengths[inputs[i].sequence];
     }
     context->evaluating = true;
+    profile_begin(&context->chunk.profile, context->profile, &context->threads);
     status = run_chunks(context, inputs, n_inputs, observer);
     context->evaluating = false;
     if (status == COLIBRI_OK) return COLIBRI_OK;

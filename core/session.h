@@ -12,6 +12,7 @@ struct colibri_context {
     _Atomic bool cancelled;
     uint64_t bytes;              /* of the reservation, this struct included */
     bool owns_memory;
+    const colibri_profile *profile; /* NULL: nobody measures */
     bool evaluating;             /* an observer may be running: it must not call back in */
     struct threads threads;
     struct cache cache;
@@ -27,6 +28,8 @@ int32_t session_start(colibri_model *model, const colibri_params *params, colibr
 void session_end(colibri_context *context);
 /* Fails while an evaluation of this context runs, which only its own observer can ask in. */
 int32_t session_check_idle(colibri_context *context);
+/* Later evaluations add their times to `profile`; NULL: none. */
+int32_t session_measure(colibri_context *context, const colibri_profile *profile);
 int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer);
 

@@ -75,6 +75,8 @@ int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_
     threads->n = n;
     threads->process = os_process_id();
     threads->started = 0;
+    threads->timed = false;
+    threads->waited = 0;
     atomic_init(&threads->ticket, 0);
     atomic_init(&threads->unfinished, 0);
     atomic_init(&threads->parked, 0);
@@ -120,8 +122,10 @@ void threads_run(struct threads *threads, threads_work *work, void *argument, in
     atomic_store(&threads->ticket, next << GENERATION_SHIFT | (uint64_t)items << ITEM_BITS);
     wake_parked(threads);
     work_off(threads);
+    const uint64_t since = threads->timed ? os_clock_ns() : 0;
     for (int32_t spin = 1; atomic_load(&threads->unfinished) != 0; spin++) {
         if (spin % SPINS_BEFORE_YIELD == 0) os_yield();
         relax();
     }
+    if (threads->timed) threads->waited += os_clock_ns() - since;
 }

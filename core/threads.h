@@ -27,6 +27,8 @@ struct threads {
     void *argument;
     int32_t n;                 /* workers, the caller included */
     int32_t started;           /* threads to join */
+    bool timed;                /* whether `waited` is kept */
+    uint64_t waited;           /* nanoseconds that the caller waited for the others */
     int64_t process;           /* that started them: a forked child has none of them */
     os_thread *workers;        /* [n - 1] */
     pthread_mutex_t mutex;

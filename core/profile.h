@@ -1,0 +1,29 @@
+/* profile.h: where the time of evaluations goes. Owns nothing: it adds to the caller's arrays (colibri_profile), and costs
+ * one test of a pointer a phase when nobody asked. */
+#ifndef COLIBRI_PROFILE_H
+#define COLIBRI_PROFILE_H
+
+#include "threads.h"
+
+#include "../include/colibri.h"
+
+struct profile {
+    const colibri_profile *out; /* NULL: off */
+    struct threads *threads;
+    uint64_t last;              /* clock at the end of the previous phase */
+};
+
+/* The clock starts. */
+void profile_begin(struct profile *profile, const colibri_profile *out, struct threads *threads);
+/* Everything since the last mark was this phase of this layer; layer n_layers: what is outside the layers. */
+void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase phase);
+const char *profile_phase_name(int32_t phase);
+
+/* Cycle counter around one expert's work; 0 where nobody asked. */
+static inline uint64_t profile_ticks(const struct profile *profile)
+{
+    return profile->out == NULL ? 0 : os_ticks();
+}
+void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since);
+
+#endif
