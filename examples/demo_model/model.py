@@ -207,15 +207,28 @@ class DemoModel(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Fan-in scaled weights; branches that write to the residual start smaller."""
-        residual = (2 * self.shape.layers) ** -0.5
+        """First weights that let a short run learn to look back.
+
+        The embedding is as large as what the layers add to it, so that every layer still sees which token a
+        place holds; the last norm makes up for that before the tied output.  Experts start silent.  Each
+        head's output undoes its value projection, so that a token that is attended to is also made likelier
+        (in the spirit of mimetic initialisation, Trockman and Kolter, arXiv:2305.09828).
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 continue
-            deviation = 0.02 if "embedding" in name or "router" in name else parameter.shape[-1] ** -0.5 * 0.8
-            if name.endswith(("out.weight", "down")):
-                deviation *= residual
-            nn.init.normal_(parameter, std=deviation)
+            deviation = 1.0 if "embedding" in name else parameter.shape[-1] ** -0.5 * 0.8
+            if "router" in name:
+                deviation = 0.02
+            nn.init.normal_(parameter, std=0.0 if name.endswith("down") else deviation)
+        nn.init.constant_(self.norm.weight, 0.3 * self.shape.hidden**-0.5)
+        group = self.shape.heads // self.shape.kv_heads
+        with torch.no_grad():
+            for layer in self.layers:
+                assert isinstance(layer, Layer)
+                value = layer.attention.qkv.weight.split(layer.attention.sizes, dim=0)[2]
+                heads = value.view(self.shape.kv_heads, -1, self.shape.hidden).repeat_interleave(group, dim=0)
+                layer.attention.out.weight.copy_(0.5 * heads.reshape(-1, self.shape.hidden).T)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, mean balance loss, and tokens per layer and expert."""

@@ -33,8 +33,10 @@ TOKENS_PER_WORKER = 512  # small steps: the run is short of tokens, so more upda
 # Mostly short windows (cheap attention); some long ones so that every position is trained.
 LENGTHS = [(256, 0.90), (512, 0.07), (1024, 0.03)]
 
-IGNORED = -100  # the target that cross_entropy leaves out
-COPY_IDS = range(256, 2044)  # learned pieces: neither single bytes nor special tokens
+REPEATED_WEIGHT = 3.0  # of a rarer token that stood in the window before: names, above all
+RARE = 0.002  # share of the corpus below which a token counts as rarer
+FIGURES = 4  # clock, loss, balance loss, loss on repeated tokens: what workers average beside gradients
+EMBEDDING_RATE = 8.0  # the embedding is some eight times as large as the other weights, and so are its steps
 
 
 @dataclass
@@ -71,31 +73,18 @@ def encode(corpus: Path, tokenizer: Tokenizer) -> Stream:
     return Stream(flat, np.array(starts))
 
 
-def copy_window(rng: random.Random, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A random passage said over and over, as inputs and targets; its first saying has no target.
-
-    A story keeps using the names it began with.  Heads that look back and copy are slow to
-    form on text alone, and this is the shortest way to them.
-    """
-    passage = np.array([rng.randrange(COPY_IDS.start, COPY_IDS.stop) for _ in range(rng.randint(8, 100))])
-    row = np.resize(passage, length + 1).astype(np.int64)
-    targets = row[1:].copy()
-    targets[: len(passage) - 1] = IGNORED
-    return row[:-1], targets
-
-
-def batch(stream: Stream, rng: random.Random, copy_share: float) -> tuple[Tensor, Tensor]:
+def batch(stream: Stream, rng: random.Random) -> tuple[Tensor, Tensor]:
     """Inputs and targets of one length, about TOKENS_PER_WORKER tokens in all."""
     length = rng.choices([size for size, _ in LENGTHS], weights=[share for _, share in LENGTHS])[0]
-    rows = []
-    for _ in range(max(1, TOKENS_PER_WORKER // length)):
-        if rng.random() < copy_share:
-            rows.append(copy_window(rng, length))
-        else:
-            window = stream.window(rng, length)
-            rows.append((window[:-1], window[1:]))
-    inputs, targets = zip(*rows, strict=True)
-    return torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets))
+    windows = [stream.window(rng, length) for _ in range(max(1, TOKENS_PER_WORKER // length))]
+    ids = torch.from_numpy(np.stack(windows))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def repeated(inputs: Tensor, targets: Tensor, rare: Tensor) -> Tensor:
+    """Where a target is a rarer token that its window held before: [batch, length] of bool."""
+    held = (targets.unsqueeze(2) == inputs.unsqueeze(1)).tril().any(dim=2)
+    return held & rare[targets]
 
 
 def learning_rate(peak: float, progress: float) -> float:
@@ -107,9 +96,11 @@ def learning_rate(peak: float, progress: float) -> float:
 
 
 def make_optimizer(model: DemoModel, decay: float) -> torch.optim.AdamW:
-    """AdamW; norms are not decayed."""
+    """AdamW; norms and the embedding are not decayed."""
+    matrices = [p for p in model.parameters() if p.dim() > 1 and p is not model.embedding.weight]
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": decay},
+        {"params": matrices, "weight_decay": decay},
+        {"params": [model.embedding.weight], "weight_decay": 0.0, "scale": EMBEDDING_RATE},
         {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.97), eps=1e-8, fused=True)
@@ -156,7 +147,7 @@ class SharedGradients:
 
 def figures_tokens(extra: Tensor, shape: Shape) -> float:
     """Mean tokens per worker of a step: what the experts of one layer took, over top-k."""
-    return extra[3 : 3 + shape.experts].sum().item() / shape.top_k
+    return extra[FIGURES : FIGURES + shape.experts].sum().item() / shape.top_k
 
 
 class Trainer:
@@ -166,6 +157,8 @@ class Trainer:
         self.args, self.rank = args, rank
         self.tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
         self.stream = stream
+        counts = torch.bincount(torch.from_numpy(stream.ids.astype(np.int64)), minlength=Shape().vocab)
+        self.rare = counts < RARE * len(stream.ids)
         torch.manual_seed(args.seed)  # the same first weights in every worker
         self.model = DemoModel(Shape())
         self.optimizer = make_optimizer(self.model, args.decay)
@@ -174,8 +167,10 @@ class Trainer:
         if args.resume and self.state_file.exists():
             self._load()
         self.rng = random.Random(f"{args.seed}-{rank}-{self.steps}")
-        # Extra figures: time spent, loss, balance loss and every expert's load.
-        self.gradients = SharedGradients(self.model, 3 + self.model.shape.layers * self.model.shape.experts)
+        # Extra figures: time spent, losses, and every expert's load.
+        self.gradients = SharedGradients(
+            self.model, FIGURES + self.model.shape.layers * self.model.shape.experts
+        )
 
     def _load(self) -> None:
         state = torch.load(self.state_file, weights_only=True)
@@ -199,14 +194,17 @@ class Trainer:
     def step(self, rate: float, clock: float) -> Tensor:
         """One update; returns the worker mean of clock, loss, balance loss and loads."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
         self.gradients.buffer.zero_()
-        copy_share = self.args.copy_share if clock < self.args.copy_minutes * 60 else 0.0
-        inputs, targets = batch(self.stream, self.rng, copy_share)
+        inputs, targets = batch(self.stream, self.rng)
         logits, balance, loads = self.model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        (loss + self.args.balance * balance).backward()
-        figures = torch.cat([torch.tensor([clock, loss.item(), balance.item()]), loads.flatten().float()])
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        again = repeated(inputs, targets, self.rare).flatten()
+        weights = 1.0 + (REPEATED_WEIGHT - 1.0) * again
+        ((losses * weights).sum() / weights.sum() + self.args.balance * balance).backward()
+        known = losses[again].mean().item() if again.any() else losses.mean().item()
+        head = [clock, losses.mean().item(), balance.item(), known]
+        figures = torch.cat([torch.tensor(head), loads.flatten().float()])
         self.gradients.extra.copy_(figures)
         self.gradients.average(self.args.workers)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -225,21 +223,23 @@ class Trainer:
         began, before = time.monotonic(), self.spent
         saved = shown = began
         average: float | None = None
+        known: float | None = None
         shown_tokens = self.tokens
         while self.spent < budget:
             rate = learning_rate(self.args.lr, self.spent / budget)
             figures = self.step(rate, before + time.monotonic() - began)
             self.spent, loss, balance = figures[:3].tolist()
             average = loss if average is None else 0.98 * average + 0.02 * loss
+            known = figures[3].item() if known is None else 0.98 * known + 0.02 * figures[3].item()
             now = time.monotonic()
             if self.rank == 0 and now - shown > 20:
                 speed = (self.tokens - shown_tokens) / (now - shown)
-                loads = figures[3:].view(self.model.shape.layers, -1)
+                loads = figures[FIGURES:].view(self.model.shape.layers, -1)
                 least = (loads / loads.sum(dim=1, keepdim=True)).min().item()
                 print(
                     f"{self.spent / 60:5.1f} min  step {self.steps}  {self.tokens / 1e6:.2f} M tokens"
-                    f"  loss {average:.3f}  balance {balance:.2f}  least used {least:.3f}"
-                    f"  lr {rate:.1e}  {speed:.0f} tokens/s",
+                    f"  loss {average:.3f}  repeated {known:.3f}  balance {balance:.2f}"
+                    f"  least used {least:.3f}  lr {rate:.1e}  {speed:.0f} tokens/s",
                     flush=True,
                 )
                 shown, shown_tokens = now, self.tokens
@@ -274,11 +274,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--minutes", type=float, default=65.0, help="wall-clock budget")
     parser.add_argument("--save-every", type=float, default=5.0, help="minutes between checkpoints")
-    parser.add_argument("--lr", type=float, default=2.5e-3)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--decay", type=float, default=0.1)
     parser.add_argument("--balance", type=float, default=0.01, help="weight of the load-balancing loss")
-    parser.add_argument("--copy-share", type=float, default=0.0, help="share of copying windows")
-    parser.add_argument("--copy-minutes", type=float, default=40.0, help="when copying windows stop")
     parser.add_argument("--workers", type=int, default=2, help="training processes, one per core")
     parser.add_argument("--port", type=int, default=29511, help="local port on which the workers meet")
     parser.add_argument("--seed", type=int, default=1)
