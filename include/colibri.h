@@ -111,6 +111,32 @@ typedef struct colibri_observer {
     void *user;
 } colibri_observer;
 
+/* Parts of an evaluation, in the order of the work; names by colibri_phase_name. */
+enum colibri_phase {
+    COLIBRI_PHASE_EMBED,    /* look-up, and the rotary angles */
+    COLIBRI_PHASE_NORM,     /* both norms of a layer, with the quantisation that follows them */
+    COLIBRI_PHASE_QKV,      /* projections */
+    COLIBRI_PHASE_ROPE,     /* biases, head norms, rotation, writing the cache */
+    COLIBRI_PHASE_ATTEND,
+    COLIBRI_PHASE_ATTN_OUT, /* projection and residual */
+    COLIBRI_PHASE_ROUTER,   /* gate logits, choice, grouping of rows by expert */
+    COLIBRI_PHASE_GATE_UP,  /* of all experts or the dense feed-forward, with the activation */
+    COLIBRI_PHASE_DOWN,
+    COLIBRI_PHASE_COMBINE,  /* weighted sum and residual */
+    COLIBRI_PHASE_OUTPUT,   /* last norm, output head, check of the logits */
+    COLIBRI_PHASE_OBSERVER, /* the caller's callbacks */
+    COLIBRI_PHASES
+};
+
+/* Where time went: evaluations add to the caller's arrays (zero them first). Layer n_layers holds what belongs to none. */
+typedef struct colibri_profile {
+    int32_t n_layers;       /* of the model */
+    int32_t n_experts;      /* of the model: colibri_model_info */
+    uint64_t *phase_ns;     /* [n_layers + 1][COLIBRI_PHASES] wall-clock nanoseconds */
+    uint64_t *wait_ns;      /* the same: of these, what the calling thread waited for the others */
+    uint64_t *expert_ticks; /* [n_layers][n_experts] time-stamp counter, all threads together; NULL if n_experts is 0 */
+} colibri_profile;
+
 /* Ids to append to one sequence, and where its logits go. */
 typedef struct colibri_input {
     int32_t sequence;   /* 0 to max_batch - 1, each at most once in a batch */
@@ -161,6 +187,11 @@ int32_t colibri_run_inference(colibri_context *context, const int32_t *input_ids
 /* Appends ids to several sequences at once. After a failure every sequence is as it was before. */
 int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer);
+/* Measures every later evaluation of this context into the profile, which must outlive it; NULL ends that. Costs about
+ * a microsecond a layer. */
+int32_t colibri_measure(colibri_context *context, const colibri_profile *profile);
+/* "embed", "qkv" …; NULL beyond the last. A static string. */
+const char *colibri_phase_name(int32_t phase);
 /* Ends the running evaluation between two layers (or the next one, if none runs). Any thread may call it. */
 void colibri_cancel(colibri_context *context);
 
