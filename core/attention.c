@@ -5,8 +5,9 @@
 #include "product.h"
 #include "rope.h"
 
-static void position_item(void *argument, int32_t row)
+static void position_item(void *argument, int32_t row, int32_t worker)
 {
+    (void)worker;
     const struct chunk *const c = argument;
     const int32_t half = c->config->rope_dim / 2;
     const size_t at = (size_t)row * (size_t)half;
@@ -43,8 +44,9 @@ static void prepare_heads(const struct chunk *c, int32_t row, float *heads, int3
     }
 }
 
-static void prepare_item(void *argument, int32_t row)
+static void prepare_item(void *argument, int32_t row, int32_t worker)
 {
+    (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
@@ -62,8 +64,9 @@ static void prepare_item(void *argument, int32_t row)
 }
 
 /* One kv head and up to ATTEND_TILE neighbouring rows: their query heads go through in tiles that share keys. */
-static void attend_item(void *argument, int32_t item)
+static void attend_item(void *argument, int32_t item, int32_t worker)
 {
+    (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
@@ -95,8 +98,9 @@ static void attend_item(void *argument, int32_t item)
     c->kernels->attend(&tile);
 }
 
-static void output_item(void *argument, int32_t row)
+static void output_item(void *argument, int32_t row, int32_t worker)
 {
+    (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const int32_t n_embd = c->config->n_embd;

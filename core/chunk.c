@@ -1,11 +1,11 @@
-/* chunk.c: sizes of the activation buffers. Nothing is reserved for a mechanism that the config leaves off. */
+/* chunk.c: sizes of the activation buffers. Nothing is reserved for a mechanism that the model leaves off. */
 #include "chunk.h"
 
-static void activation_layout(struct activation *a, struct arena *arena, uint64_t rows, int32_t width)
+static void activation_layout(struct activation *a, struct arena *arena, uint64_t rows, int32_t width, bool f32)
 {
     a->width = width;
     a->q8_bytes = q8_row_bytes((size_t)width);
-    a->f32 = arena_take(arena, rows, (uint64_t)width * sizeof *a->f32);
+    a->f32 = f32 ? arena_take(arena, rows, (uint64_t)width * sizeof *a->f32) : NULL;
     a->q8 = arena_take(arena, rows, a->q8_bytes);
 }
 
@@ -14,27 +14,25 @@ static int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-void chunk_layout(struct chunk *k, struct arena *arena, const struct config *c, int32_t n)
+static void attention_buffers(struct chunk *k, struct arena *arena, const struct config *c, uint64_t rows)
 {
-    const uint64_t rows = (uint64_t)n, embd = (uint64_t)c->n_embd * sizeof(float), half = (uint64_t)c->rope_dim / 2;
     const uint64_t q_width = (uint64_t)c->n_heads * (uint64_t)c->head_dim;
     const uint64_t kv_width = (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
+    if (q_width > INT32_MAX) arena->overflow = true;
+    k->q = arena_take(arena, rows, q_width * sizeof(float));
+    k->k = arena_take(arena, rows, kv_width * sizeof(float));
+    k->v = arena_take(arena, rows, kv_width * sizeof(float));
+    activation_layout(&k->attended, arena, rows, (int32_t)(q_width & INT32_MAX), false);
+    k->attended.f32 = k->q;
+}
+
+static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads)
+{
+    const struct config *const c = &model->config;
     const uint64_t n_experts = (uint64_t)config_max_experts(c);
     const uint64_t used = n_experts == 0 ? 0 : (uint64_t)c->n_experts_used;
     const uint64_t slots = rows * (n_experts == 0 ? 1 : used + (c->n_ff_shared > 0 ? 1 : 0));
     const int32_t widest = larger(c->n_ff, larger(n_experts == 0 ? 0 : c->n_ff_expert, c->n_ff_shared));
-    if (q_width > INT32_MAX) arena->overflow = true;
-    k->ids = arena_take(arena, rows, sizeof *k->ids);
-    k->sequences = arena_take(arena, rows, sizeof *k->sequences);
-    k->positions = arena_take(arena, rows, sizeof *k->positions);
-    k->rope_cosine = arena_take(arena, rows, half * sizeof(float));
-    k->rope_sine = arena_take(arena, rows, half * sizeof(float));
-    k->x = arena_take(arena, rows, embd);
-    activation_layout(&k->h, arena, rows, c->n_embd);
-    k->q = arena_take(arena, rows, q_width * sizeof(float));
-    k->k = arena_take(arena, rows, kv_width * sizeof(float));
-    k->v = arena_take(arena, rows, kv_width * sizeof(float));
-    activation_layout(&k->attended, arena, rows, (int32_t)(q_width & INT32_MAX));
     k->router_logits = arena_take(arena, rows, n_experts * sizeof(float));
     k->experts = arena_take(arena, rows, used * sizeof(int32_t));
     k->expert_weights = arena_take(arena, rows, used * sizeof(float));
@@ -43,10 +41,30 @@ void chunk_layout(struct chunk *k, struct arena *arena, const struct config *c, 
     k->slot_rows = arena_take(arena, rows, used * sizeof(int32_t));
     k->expert_slots = arena_take(arena, n_experts + 1, sizeof(int32_t));
     k->groups = arena_take(arena, n_experts + 1, sizeof *k->groups);
-    activation_layout(&k->inner, arena, slots, widest);
-    k->up = arena_take(arena, slots, (uint64_t)widest * sizeof(float));
-    k->slot_out = arena_take(arena, slots, embd);
-    k->products = arena_take(arena, n_experts + 3, sizeof *k->products);
+    activation_layout(&k->inner, arena, slots, widest, model->down_reads_f32);
+    const uint64_t columns = 2 * PANEL_ROWS, scratch_rows = slots > 2 * rows ? slots : 2 * rows;
+    k->scratch_floats = (size_t)(scratch_rows * columns);
+    k->scratch = arena_take(arena, threads, scratch_rows * columns * sizeof(float));
+}
+
+void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *model, int32_t n, int32_t threads)
+{
+    const struct config *const c = &model->config;
+    const uint64_t rows = (uint64_t)n, half = (uint64_t)c->rope_dim / 2;
+    k->ids = arena_take(arena, rows, sizeof *k->ids);
+    k->sequences = arena_take(arena, rows, sizeof *k->sequences);
+    k->positions = arena_take(arena, rows, sizeof *k->positions);
+    k->rope_cosine = arena_take(arena, rows, half * sizeof(float));
+    k->rope_sine = arena_take(arena, rows, half * sizeof(float));
+    k->x = arena_take(arena, rows, (uint64_t)c->n_embd * sizeof(float));
+    activation_layout(&k->h, arena, rows, c->n_embd, true);
+    k->products = arena_take(arena, 3, sizeof *k->products);
     k->output_rows = arena_take(arena, rows, sizeof *k->output_rows);
     k->outputs = arena_take(arena, rows, sizeof *k->outputs);
+    const uint64_t start = arena->used;
+    attention_buffers(k, arena, c, rows);
+    const uint64_t end = arena->used;
+    arena->used = start;
+    ffn_buffers(k, arena, model, rows, (uint64_t)threads);
+    if (arena->used < end) arena->used = end;
 }

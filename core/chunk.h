@@ -8,9 +8,9 @@
 #include "threads.h"
 #include "weights.h"
 
-/* Rows as matrices of any type read them: f32 always, q8 if some reader is q8. */
+/* Rows as matrices of any type read them: f32, and quantised for q8 and q4. */
 struct activation {
-    float *f32;          /* [rows][width] */
+    float *f32;          /* [rows][width]; NULL where no matrix reads it */
     uint8_t *q8;         /* [rows][q8_bytes] */
     int32_t width;
     size_t q8_bytes;
@@ -37,7 +37,7 @@ struct chunk {
     float *x;                             /* [n][n_embd] the residual stream */
     struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
     float *q, *k, *v;                     /* [n][heads x head_dim] */
-    struct activation attended;           /* [n][n_heads x head_dim] */
+    struct activation attended;           /* [n][n_heads x head_dim]; takes the place of q */
     float *router_logits;                 /* [n][n_experts] */
     int32_t *experts;                     /* [n][n_experts_used] best first */
     float *expert_weights;                /* [n][n_experts_used] */
@@ -48,14 +48,20 @@ struct chunk {
     struct ffn_group *groups;             /* [n_experts + 1] those with rows, the shared expert last */
     int32_t n_groups;
     struct activation inner;              /* [slots][widest n_ff] silu(gate) x up */
-    float *up;                            /* [slots][widest n_ff] */
-    float *slot_out;                      /* [slots][n_embd] */
-    struct matmul *products;              /* [n_experts + 3] work list */
+    float *scratch;                       /* [threads][scratch_floats] what a worker keeps within an item */
+    size_t scratch_floats;                /* at least 2 panels of every slot, or of gate and up of every row */
+    struct matmul *products;              /* [3] work list */
     int32_t *output_rows;                 /* [n_outputs] rows whose logits are wanted */
     float **outputs;                      /* [n_outputs] where they go */
     int32_t n_outputs;
 };
 
-void chunk_layout(struct chunk *chunk, struct arena *arena, const struct config *config, int32_t rows);
+static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker)
+{
+    return chunk->scratch + (size_t)worker * chunk->scratch_floats;
+}
+
+/* The buffers of attention share their memory with those of the feed-forward: a layer is in one of them at a time. */
+void chunk_layout(struct chunk *chunk, struct arena *arena, const colibri_model *model, int32_t rows, int32_t threads);
 
 #endif

@@ -1,21 +1,46 @@
-/* ffn.c: gate, up, activation, down of all groups of a layer in two work lists, then the combination in fixed order:
- * an expert's rank for the row, best first, the shared expert last. Tokens are read where they lie, never gathered. */
+/* ffn.c: the feed-forward of a layer in two work lists and two barriers. First gate, up, activation and quantisation of
+ * all groups; then, for a few columns of the output at a time, down of all groups and their combination in fixed order:
+ * an expert's rank for the row, best first, the shared expert last. Tokens are read where they lie, never gathered, and
+ * what lies between two matrices of a group stays in the worker's scratch. */
 #include "ffn.h"
 
 #include "product.h"
 
 #include <string.h>
 
-struct inner_list {
-    const struct chunk *chunk;
-    int32_t layer, step;
+enum { STEP_MAX = 16 };
+
+struct ffn_list {
+    struct chunk *chunk;
+    int32_t layer, step; /* panels of an item */
 };
 
-/* A few panels of gate and up of one group, the activation, and the quantisation that down will read. Steps are even, so
- * a q8 group of 32 never spans two items. */
-static void inner_item(void *argument, int32_t item)
+/* As product_step, but `rows` rows of an item's panels must fit into the scratch; at least 2 do. */
+static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows)
 {
-    const struct inner_list *const list = argument;
+    const int64_t room = (int64_t)c->scratch_floats / (rows * PANEL_ROWS) & ~(int64_t)1;
+    const int32_t step = product_step(c, panels);
+    return step < room ? step : (int32_t)room;
+}
+
+/* silu(gate) x up of one row from a column on, as the type of down reads it. */
+static void activate(const struct chunk *c, const struct ffn_group *group, int32_t row, float *gate, const float *up,
+                     int32_t from, int32_t count)
+{
+    const size_t slot = (size_t)(group->first_slot + row);
+    c->kernels->silu_mul(gate, up, count);
+    if (type_reads_q8(group->weights->down.type)) {
+        c->kernels->quantize(gate, group->weights->gate.rows, from / Q8_GROUP, (count + Q8_GROUP - 1) / Q8_GROUP,
+                             c->inner.q8 + slot * c->inner.q8_bytes);
+    } else {
+        memcpy(c->inner.f32 + slot * (size_t)c->inner.width + from, gate, (size_t)count * sizeof *gate);
+    }
+}
+
+/* A few panels of gate and up of one group. Steps are even, so a q8 group of 32 never spans two items. */
+static void inner_item(void *argument, int32_t item, int32_t worker)
+{
+    const struct ffn_list *const list = argument;
     const struct chunk *const c = list->chunk;
     const struct ffn_group *group = c->groups;
     int32_t items;
@@ -23,63 +48,99 @@ static void inner_item(void *argument, int32_t item)
         item -= items;
         group++;
     }
-    const struct ffn_weights *const w = group->weights;
     const uint64_t start = profile_ticks(&c->profile);
-    const int32_t panels = matrix_panels(&w->gate), first = item * list->step, n_ff = w->gate.rows;
-    const size_t stride = (size_t)c->inner.width, slot = (size_t)group->first_slot;
-    struct matmul gate = product(&w->gate, &c->h, group->rows, group->n, c->inner.f32 + slot * stride, stride);
-    struct matmul up = product(&w->up, &c->h, group->rows, group->n, c->up + slot * stride, stride);
-    gate.first_panel = up.first_panel = first;
+    const struct ffn_weights *const w = group->weights;
+    const int32_t panels = matrix_panels(&w->gate), first = item * list->step, width = list->step * PANEL_ROWS;
+    float *const scratch = chunk_scratch(c, worker);
+    struct matmul gate = product(&w->gate, &c->h, group->rows, group->n, scratch, (size_t)width);
+    struct matmul up = product(&w->up, &c->h, group->rows, group->n, scratch + (size_t)group->n * (size_t)width, (size_t)width);
+    gate.y_panel = up.y_panel = gate.first_panel = up.first_panel = first;
     gate.n_panels = up.n_panels = panels - first < list->step ? panels - first : list->step;
     c->kernels->matmul[w->gate.type](&gate);
     c->kernels->matmul[w->up.type](&up);
-
-    const int32_t from = first * PANEL_ROWS, end = from + gate.n_panels * PANEL_ROWS, to = end < n_ff ? end : n_ff;
+    const int32_t from = first * PANEL_ROWS, left = w->gate.rows - from, count = left < width ? left : width;
     for (int32_t i = 0; i < group->n; i++) {
-        float *const inner = gate.y + (size_t)i * stride;
-        c->kernels->silu_mul(inner + from, up.y + (size_t)i * stride + from, to - from);
-        if (!type_reads_q8(w->down.type)) continue;
-        c->kernels->quantize(inner, n_ff, from / Q8_GROUP, (to - from + Q8_GROUP - 1) / Q8_GROUP,
-                             c->inner.q8 + (slot + (size_t)i) * c->inner.q8_bytes);
+        activate(c, group, i, gate.y + (size_t)i * (size_t)width, up.y + (size_t)i * (size_t)width, from, count);
     }
     if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
 }
 
-/* All groups of the chunk: slot_out[slot] = down(silu(gate h) * up h). */
-static void run_groups(struct chunk *c, int32_t layer)
+/* x += what the feed-forward of one row says for `count` columns from `from` on; outputs [slots][width]. */
+static void combine(const struct chunk *c, int32_t row, const float *outputs, int32_t width, int32_t from, int32_t count,
+                    bool experts)
 {
-    int64_t panels = 0;
-    int32_t items = 0;
-    uint64_t bytes = 0;
-    for (int32_t g = 0; g < c->n_groups; g++) {
-        panels += matrix_panels(&c->groups[g].weights->gate);
-        bytes += 2 * product_bytes(&c->groups[g].weights->gate, c->groups[g].n);
+    float *const x = c->x + (size_t)row * (size_t)c->config->n_embd + from;
+    if (!experts) {
+        c->kernels->add(x, outputs + (size_t)row * (size_t)width, count);
+        return;
     }
-    struct inner_list list = {c, layer, product_step(c, panels)};
+    const int32_t used = c->config->n_experts_used;
+    const size_t pair = (size_t)row * (size_t)used;
+    float sum[STEP_MAX * PANEL_ROWS] = {0};
+    for (int32_t i = 0; i < used; i++) {
+        c->kernels->add_scaled(sum, outputs + (size_t)c->slots[pair + (size_t)i] * (size_t)width,
+                               c->expert_weights[pair + (size_t)i], count);
+    }
+    if (c->config->n_ff_shared > 0) {
+        const size_t slot = (size_t)c->n * (size_t)used + (size_t)row;
+        c->kernels->add_scaled(sum, outputs + slot * (size_t)width, c->shared_weights[row], count);
+    }
+    c->kernels->add(x, sum, count);
+}
+
+/* A few panels of down of every group. */
+static void down_item(void *argument, int32_t item, int32_t worker)
+{
+    const struct ffn_list *const list = argument;
+    const struct chunk *const c = list->chunk;
+    const int32_t n_embd = c->config->n_embd, panels = (n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
+    const int32_t first = item * list->step, width = list->step * PANEL_ROWS, from = first * PANEL_ROWS;
+    float *const outputs = chunk_scratch(c, worker);
     for (int32_t g = 0; g < c->n_groups; g++) {
         const struct ffn_group *const group = &c->groups[g];
-        const struct matrix *const down = &group->weights->down;
-        const size_t slot = (size_t)group->first_slot, n_embd = (size_t)c->config->n_embd;
+        const uint64_t start = profile_ticks(&c->profile);
+        const size_t slot = (size_t)group->first_slot;
         const struct activation inner = {
-            .f32 = c->inner.f32 + slot * (size_t)c->inner.width,
+            .f32 = c->inner.f32 == NULL ? NULL : c->inner.f32 + slot * (size_t)c->inner.width,
             .q8 = c->inner.q8 + slot * c->inner.q8_bytes,
             .width = c->inner.width,
             .q8_bytes = c->inner.q8_bytes,
         };
-        items += (matrix_panels(&group->weights->gate) + list.step - 1) / list.step;
-        c->products[g] = product(down, &inner, NULL, group->n, c->slot_out + slot * n_embd, n_embd);
+        struct matmul m = product(&group->weights->down, &inner, NULL, group->n, outputs + slot * (size_t)width, (size_t)width);
+        m.y_panel = m.first_panel = first;
+        m.n_panels = panels - first < list->step ? panels - first : list->step;
+        c->kernels->matmul[m.w->type](&m);
+        if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
     }
-    threads_run(c->threads, inner_item, &list, items, bytes);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_GATE_UP);
-    product_run_experts(c, layer);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_DOWN);
+    const int32_t count = n_embd - from < width ? n_embd - from : width;
+    const bool experts = c->config->n_experts[list->layer] > 0;
+    for (int32_t row = 0; row < c->n; row++) combine(c, row, outputs, width, from, count, experts);
 }
 
-static void dense_item(void *argument, int32_t row)
+static void run_groups(struct chunk *c, int32_t layer)
 {
-    const struct chunk *const c = argument;
-    const size_t at = (size_t)row * (size_t)c->config->n_embd;
-    c->kernels->add(c->x + at, c->slot_out + at, c->config->n_embd);
+    int64_t panels = 0, most_rows = 1, slots = 0;
+    int32_t items = 0;
+    uint64_t inner_bytes = 0, down_bytes = 0;
+    for (int32_t g = 0; g < c->n_groups; g++) {
+        const struct ffn_group *const group = &c->groups[g];
+        panels += matrix_panels(&group->weights->gate);
+        most_rows = group->n > most_rows ? group->n : most_rows;
+        slots += group->n;
+        inner_bytes += 2 * product_bytes(&group->weights->gate, group->n);
+        down_bytes += product_bytes(&group->weights->down, group->n);
+    }
+    struct ffn_list inner = {c, layer, fitting_step(c, panels, 2 * most_rows)};
+    for (int32_t g = 0; g < c->n_groups; g++) {
+        items += (matrix_panels(&c->groups[g].weights->gate) + inner.step - 1) / inner.step;
+    }
+    threads_run(c->threads, inner_item, &inner, items, inner_bytes);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_GATE_UP);
+
+    const int32_t down_panels = (c->config->n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
+    struct ffn_list down = {c, layer, fitting_step(c, down_panels, slots)};
+    threads_run(c->threads, down_item, &down, (down_panels + down.step - 1) / down.step, down_bytes);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_DOWN);
 }
 
 void ffn_dense(struct chunk *c, int32_t layer)
@@ -87,32 +148,9 @@ void ffn_dense(struct chunk *c, int32_t layer)
     c->groups[0] = (struct ffn_group){&c->model->layers[layer].dense, NULL, c->n, 0, -1};
     c->n_groups = 1;
     run_groups(c, layer);
-    threads_run(c->threads, dense_item, c, c->n, 2 * row_bytes(c->n, c->config->n_embd));
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_COMBINE);
-}
-
-static void combine_item(void *argument, int32_t row)
-{
-    const struct chunk *const c = argument;
-    const int32_t n_embd = c->config->n_embd, used = c->config->n_experts_used;
-    const size_t width = (size_t)n_embd, pair = (size_t)row * (size_t)used;
-    float *const sum = c->h.f32 + (size_t)row * width;
-    memset(sum, 0, width * sizeof *sum);
-    for (int32_t i = 0; i < used; i++) {
-        c->kernels->add_scaled(sum, c->slot_out + (size_t)c->slots[pair + (size_t)i] * width,
-                               c->expert_weights[pair + (size_t)i], n_embd);
-    }
-    if (c->config->n_ff_shared > 0) {
-        const size_t slot = (size_t)c->n * (size_t)used + (size_t)row;
-        c->kernels->add_scaled(sum, c->slot_out + slot * width, c->shared_weights[row], n_embd);
-    }
-    c->kernels->add(c->x + (size_t)row * width, sum, n_embd);
 }
 
 void ffn_experts(struct chunk *c, int32_t layer)
 {
     run_groups(c, layer);
-    const int64_t read = (int64_t)(c->config->n_experts_used + 2) * c->config->n_embd;
-    threads_run(c->threads, combine_item, c, c->n, row_bytes(c->n, read));
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_COMBINE);
 }

@@ -46,8 +46,9 @@ static int32_t report_routing(const struct chunk *c, int32_t layer, const struct
     return o->routing(o->user, &routing) == 0 ? COLIBRI_OK : cancelled(error);
 }
 
-static void embed_item(void *argument, int32_t row)
+static void embed_item(void *argument, int32_t row, int32_t worker)
 {
+    (void)worker;
     const struct chunk *const c = argument;
     c->kernels->read_row(&c->model->embedding, c->ids[row], c->x + (size_t)row * (size_t)c->config->n_embd);
 }

@@ -25,15 +25,14 @@ int32_t product_step(const struct chunk *chunk, int64_t panels)
 
 struct product_list {
     const struct chunk *chunk;
-    int32_t layer; /* whose experts the products belong to, or -1 */
     int32_t step;
 };
 
-static void product_item(void *argument, int32_t item)
+static void product_item(void *argument, int32_t item, int32_t worker)
 {
+    (void)worker;
     const struct product_list *const list = argument;
     const struct matmul *m = list->chunk->products;
-    const uint64_t start = profile_ticks(&list->chunk->profile);
     int32_t items;
     while (item >= (items = (m->n_panels + list->step - 1) / list->step)) {
         item -= items;
@@ -44,12 +43,9 @@ static void product_item(void *argument, int32_t item)
     if (part.n_panels - part.first_panel < list->step) part.n_panels -= part.first_panel;
     else part.n_panels = list->step;
     list->chunk->kernels->matmul[m->w->type](&part);
-    if (list->layer < 0) return;
-    const int32_t expert = list->chunk->groups[m - list->chunk->products].expert;
-    if (expert >= 0) profile_expert(&list->chunk->profile, list->layer, expert, start);
 }
 
-static void run_list(const struct chunk *chunk, int32_t count, int32_t layer)
+void product_run(const struct chunk *chunk, int32_t count)
 {
     int64_t panels = 0, items = 0;
     uint64_t bytes = 0;
@@ -57,19 +53,9 @@ static void run_list(const struct chunk *chunk, int32_t count, int32_t layer)
         panels += chunk->products[i].n_panels;
         bytes += product_bytes(chunk->products[i].w, chunk->products[i].n);
     }
-    struct product_list list = {chunk, layer, product_step(chunk, panels)};
+    struct product_list list = {chunk, product_step(chunk, panels)};
     for (int32_t i = 0; i < count; i++) items += (chunk->products[i].n_panels + list.step - 1) / list.step;
     threads_run(chunk->threads, product_item, &list, (int32_t)items, bytes);
-}
-
-void product_run(const struct chunk *chunk, int32_t count)
-{
-    run_list(chunk, count, -1);
-}
-
-void product_run_experts(const struct chunk *chunk, int32_t layer)
-{
-    run_list(chunk, chunk->n_groups, layer);
 }
 
 struct norm_list {
@@ -85,8 +71,9 @@ static void quantize_row(const struct chunk *chunk, const struct activation *a, 
                              a->q8 + (size_t)row * a->q8_bytes);
 }
 
-static void norm_item(void *argument, int32_t row)
+static void norm_item(void *argument, int32_t row, int32_t worker)
 {
+    (void)worker;
     const struct norm_list *const list = argument;
     const struct chunk *const c = list->chunk;
     const size_t at = (size_t)row * (size_t)c->config->n_embd;
@@ -105,8 +92,9 @@ struct quantize_list {
     const struct activation *activation;
 };
 
-static void quantize_item(void *argument, int32_t row)
+static void quantize_item(void *argument, int32_t row, int32_t worker)
 {
+    (void)worker;
     const struct quantize_list *const list = argument;
     quantize_row(list->chunk, list->activation, row);
 }

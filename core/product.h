@@ -19,8 +19,6 @@ static inline uint64_t product_bytes(const struct matrix *w, int32_t rows)
 }
 /* Does chunk->products [0 … count) as one work list. */
 void product_run(const struct chunk *chunk, int32_t count);
-/* The same for the groups of a layer: product g is group g's, and its time counts for that group's expert. */
-void product_run_experts(const struct chunk *chunk, int32_t layer);
 /* Panels that one item of a work list should take, even, given the panels of the whole list. */
 int32_t product_step(const struct chunk *chunk, int64_t panels);
 /* x normalised into h, and quantised if `q8`. */

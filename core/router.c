@@ -12,8 +12,9 @@ struct router_work {
     const struct layer *weights;
 };
 
-static void route_item(void *argument, int32_t row)
+static void route_item(void *argument, int32_t row, int32_t worker)
 {
+    (void)worker;
     const struct router_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const int32_t n_experts = work->weights->router.rows, used = c->config->n_experts_used;

@@ -39,7 +39,7 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     threads_layout(&context->threads, arena, p->threads, stacks);
     plan->threads = arena->used - mark;
     mark = arena->used;
-    chunk_layout(&context->chunk, arena, &model->config, p->chunk);
+    chunk_layout(&context->chunk, arena, model, p->chunk, p->threads);
     plan->activations = arena->used - mark;
     mark = arena->used;
     sample_layout(&context->sampler, arena, model->config.n_vocab);

@@ -21,14 +21,14 @@ static inline uint64_t generation(uint64_t ticket)
 }
 
 /* Draws and does items until none is left; returns the generation that was worked on. */
-static uint64_t work_off(struct threads *threads)
+static uint64_t work_off(struct threads *threads, int32_t worker)
 {
     const uint64_t mask = ((uint64_t)1 << ITEM_BITS) - 1;
     for (;;) {
         const uint64_t ticket = atomic_fetch_add(&threads->ticket, 1);
         const uint64_t item = ticket & mask, items = (ticket >> ITEM_BITS) & mask;
         if (item >= items) return generation(ticket);
-        threads->work(threads->argument, (int32_t)item);
+        threads->work(threads->argument, (int32_t)item, worker);
         atomic_fetch_sub(&threads->unfinished, 1);
     }
 }
@@ -52,7 +52,8 @@ static void wait_for_work(struct threads *threads, uint64_t seen)
 static void *worker(void *argument)
 {
     struct threads *const threads = argument;
-    while (!atomic_load(&threads->stop)) wait_for_work(threads, work_off(threads));
+    const int32_t number = atomic_fetch_add(&threads->numbered, 1) + 1;
+    while (!atomic_load(&threads->stop)) wait_for_work(threads, work_off(threads, number));
     return NULL;
 }
 
@@ -80,6 +81,7 @@ int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_
     atomic_init(&threads->ticket, 0);
     atomic_init(&threads->unfinished, 0);
     atomic_init(&threads->parked, 0);
+    atomic_init(&threads->numbered, 0);
     atomic_init(&threads->stop, false);
     if (pthread_mutex_init(&threads->mutex, NULL) != 0 || pthread_cond_init(&threads->wake, NULL) != 0) {
         return status_fail(error, COLIBRI_ERROR_IO, "the system refused a lock for the thread pool");
@@ -112,7 +114,7 @@ void threads_run(struct threads *threads, threads_work *work, void *argument, in
 {
     if (items <= 0) return;
     if (threads->n == 1 || items == 1 || bytes < THREADS_GRAIN || threads->process != os_process_id()) {
-        for (int32_t item = 0; item < items; item++) work(argument, item);
+        for (int32_t item = 0; item < items; item++) work(argument, item, 0);
         return;
     }
     threads->work = work;
@@ -121,7 +123,7 @@ void threads_run(struct threads *threads, threads_work *work, void *argument, in
     const uint64_t next = (generation(atomic_load(&threads->ticket)) + 1) & 0xffff;
     atomic_store(&threads->ticket, next << GENERATION_SHIFT | (uint64_t)items << ITEM_BITS);
     wake_parked(threads);
-    work_off(threads);
+    work_off(threads, 0);
     const uint64_t since = threads->timed ? os_clock_ns() : 0;
     for (int32_t spin = 1; atomic_load(&threads->unfinished) != 0; spin++) {
         if (spin % SPINS_BEFORE_YIELD == 0) os_yield();

@@ -16,12 +16,13 @@ enum { THREADS_STACK = 512 * 1024 };      /* the deepest kernel takes 40 KiB */
 #endif
 enum { THREADS_MAX = 256 };
 
-typedef void threads_work(void *argument, int32_t item);
+typedef void threads_work(void *argument, int32_t item, int32_t worker); /* worker 0 is the caller */
 
 struct threads {
     _Atomic uint64_t ticket;   /* generation (16 bits) | items (24) | next item (24) */
     _Atomic int32_t unfinished;/* items of this generation that are not done */
     _Atomic int32_t parked;
+    _Atomic int32_t numbered;  /* workers that have their number */
     _Atomic bool stop;
     threads_work *work;
     void *argument;
@@ -43,7 +44,7 @@ void threads_stop(struct threads *threads);
  * traffic), and a worker that the system has put aside would hold everybody up. */
 enum { THREADS_GRAIN = 128 * 1024 };
 
-/* Runs work(argument, 0 … items - 1), which together touch about `bytes`, and returns when all are done. */
+/* Runs work(argument, item, worker) for items 0 … items - 1, which together touch about `bytes`, and returns when all are done. */
 void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes);
 
 #endif

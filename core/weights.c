@@ -169,6 +169,14 @@ static bool layer_reads_q8(const struct layer *layer, int32_t n_experts)
     return q8;
 }
 
+static bool layer_down_reads_f32(const struct layer *layer, int32_t n_experts)
+{
+    bool f32 = layer->dense.down.data != NULL && !type_reads_q8(layer->dense.down.type);
+    f32 = f32 || (layer->shared.down.data != NULL && !type_reads_q8(layer->shared.down.type));
+    for (int32_t e = 0; e < n_experts; e++) f32 = f32 || !type_reads_q8(layer->experts[e].down.type);
+    return f32;
+}
+
 static int32_t bind_model(colibri_model *model, colibri_error *error)
 {
     const struct config *const c = &model->config;
@@ -184,6 +192,7 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     struct ffn_weights *experts = model->experts;
     for (b.layer = 0; b.layer < c->n_layers; b.layer++) {
         TRY(bind_layer(&b, c, c->n_experts[b.layer], &model->layers[b.layer], experts));
+        model->down_reads_f32 |= layer_down_reads_f32(&model->layers[b.layer], c->n_experts[b.layer]);
         model->layers[b.layer].ffn_reads_q8 = layer_reads_q8(&model->layers[b.layer], c->n_experts[b.layer]);
         experts += c->n_experts[b.layer];
     }

@@ -37,6 +37,7 @@ struct colibri_model {
     struct matrix embedding, output;            /* [n_vocab, n_embd], the same one if tied */
     const float *output_norm, *rope_inv_freq;   /* [n_embd], [rope_dim / 2] */
     struct layer *layers;                       /* [n_layers] */
+    bool down_reads_f32;                        /* some down is neither q8 nor q4 */
     struct ffn_weights *experts;                /* of all layers */
 };
 

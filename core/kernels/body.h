@@ -212,7 +212,8 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
     float *const sums = (float *)(void *)(row + q8_sums_at((size_t)n));
     const vf zero = vf_set1(0);
     for (int32_t g = first; g < first + count; g++) {
-        const vf low = load_at(x, g * Q8_GROUP, n), high = load_at(x, g * Q8_GROUP + 16, n);
+        const int32_t at = (g - first) * Q8_GROUP, end = n - first * Q8_GROUP;
+        const vf low = load_at(x, at, end), high = load_at(x, at + 16, end);
         const vf size = vf_max(vf_max(low, vf_sub(zero, low)), vf_max(high, vf_sub(zero, high)));
         const float most = fold_max(size);
         const float taint = fold_add(vf_mul(low, zero), vf_mul(high, zero)); /* 0, or NaN if not all are finite */
@@ -247,7 +248,7 @@ INLINE const uint8_t *x_row(const struct matmul *m, int32_t t)
 INLINE void store_tile(const struct matmul *m, int32_t panel, int32_t t, vf v)
 {
     float *const y = m->y_rows == NULL ? m->y + (size_t)t * m->y_stride : m->y_rows[t];
-    store_at(y, panel * PANEL_ROWS, m->w->rows, v);
+    store_at(y, (panel - m->y_panel) * PANEL_ROWS, m->w->rows - m->y_panel * PANEL_ROWS, v);
 }
 
 /* P panels from `panel` on, T activation rows from t on; P and T are constants where it is called. */

@@ -65,7 +65,8 @@ struct matmul {
     size_t x_stride;         /* bytes from row to row */
     const int32_t *x_rows;   /* [n] which rows of x; NULL: 0 … n - 1 */
     int32_t n;
-    float *y;                /* element r of row t at y[t * y_stride + r] */
+    float *y;                /* element r of row t at y[t * y_stride + r - 16 * y_panel] */
+    int32_t y_panel;         /* the panel that y begins with */
     size_t y_stride;         /* floats */
     float *const *y_rows;    /* [n] where each row starts instead, or NULL */
 };
@@ -87,7 +88,7 @@ struct attend {
 struct kernels {
     const char *name;
     void (*matmul[TYPE_COUNT])(const struct matmul *m); /* by the type of w */
-    /* Quantises groups first … first + count - 1 of a row of n floats into its q8 row. NaN and infinity end up in the
+    /* Quantises groups first … first + count - 1 of a row of n floats into its q8 row; x: where the first group begins. NaN and infinity end up in the
      * scale, so that they reach the logits. */
     void (*quantize)(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row);
     /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
@@ -111,6 +112,16 @@ extern const struct kernels kernels_scalar;
 #if defined(__x86_64__)
 extern const struct kernels kernels_avx2;
 extern const struct kernels kernels_avx512;
+#if defined(COLIBRI_AVX_VNNI_HEADER) || __has_include(<avxvnniintrin.h>) /* gcc 11, clang 12 */
+#define COLIBRI_HAS_AVX2_VNNI
+extern const struct kernels kernels_avx2_vnni;
+#endif
+#elif defined(__aarch64__)
+extern const struct kernels kernels_neon;
+#if defined(__ARM_FEATURE_DOTPROD) || (defined(__clang__) ? __clang_major__ >= 16 : __GNUC__ >= 8)
+#define COLIBRI_HAS_NEON_DOTPROD
+extern const struct kernels kernels_neon_dotprod;
+#endif
 #endif
 
 /* The kernel set at `index`, best first, or NULL past the end; *usable says whether this machine can run it. */
