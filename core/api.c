@@ -49,6 +49,13 @@ int32_t colibri_config_value(const colibri_model *model, const char *field, int3
     return config_value(&model->config, field, layer, value);
 }
 
+int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
+                      void *user, colibri_error *error)
+{
+    if (model == NULL) return status_fail(error, COLIBRI_ERROR_ARGUMENT, "colibri_fetch: expected a model");
+    return weights_fetch(model, residency, progress, user, error);
+}
+
 void colibri_close(colibri_model *model)
 {
     if (model != NULL) weights_release(model);
@@ -61,8 +68,8 @@ int32_t colibri_default_params(const colibri_model *model, colibri_params *param
     *params = (colibri_params){
         .context = context,
         .max_batch = 1,
-        .threads = os_cpu_count(),
-        .chunk = context < 512 ? context : 512,
+        .threads = os_core_count(),
+        .chunk = 1024,
     };
     return COLIBRI_OK;
 }

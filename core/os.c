@@ -17,6 +17,29 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Maps a file where huge pages could lie, so that os_make_private can put some there. NULL: errno says why not. */
+static const void *map_aligned(int descriptor, uint64_t bytes)
+{
+    if (bytes > SIZE_MAX - 2 * (uint64_t)OS_HUGE_PAGE) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    const size_t taken = (((size_t)bytes + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1)) + OS_HUGE_PAGE;
+    uint8_t *const space = mmap(NULL, taken, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) return NULL;
+    uint8_t *const start = space + (OS_HUGE_PAGE - (uintptr_t)space % OS_HUGE_PAGE) % OS_HUGE_PAGE;
+    uint8_t *const end = start + taken - OS_HUGE_PAGE;
+    void *const data = mmap(start, (size_t)bytes, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0);
+    const int reason = errno;
+    if (start > space) munmap(space, (size_t)(start - space));
+    if (space + taken > end) munmap(end, (size_t)(space + taken - end));
+    errno = reason;
+    if (data != MAP_FAILED) return data;
+    munmap(start, (size_t)(end - start));
+    errno = reason;
+    return NULL;
+}
+
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error)
 {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -37,11 +60,11 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
         close(descriptor);
         return status_fail(error, COLIBRI_ERROR_UNSUPPORTED, "'%s' is larger than this machine's address space", path);
     }
-    void *const data = mmap(NULL, (size_t)bytes, PROT_READ, MAP_SHARED, descriptor, 0);
+    const void *const data = map_aligned(descriptor, bytes);
     const int reason = errno;
     posix_fadvise(descriptor, 0, 0, POSIX_FADV_WILLNEED);
     close(descriptor);
-    if (data == MAP_FAILED) {
+    if (data == NULL) {
         return status_fail(error, COLIBRI_ERROR_IO, "cannot map '%s': %s", path, strerror(reason));
     }
     file->data = data;
@@ -54,6 +77,39 @@ void os_unmap_file(struct os_file *file)
     if (file->data != NULL) munmap((void *)(uintptr_t)file->data, (size_t)file->bytes);
     file->data = NULL;
     file->bytes = 0;
+}
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
+
+void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes)
+{
+    void *const at = (void *)(uintptr_t)(file->data + from);
+    if (madvise(at, (size_t)bytes, MADV_POPULATE_READ) != 0) madvise(at, (size_t)bytes, MADV_WILLNEED);
+}
+
+bool os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes)
+{
+    void *const target = (void *)(uintptr_t)(file->data + from);
+    const size_t size = ((size_t)bytes + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1), taken = size + OS_HUGE_PAGE;
+    uint8_t *const space = mmap(NULL, taken, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (space == MAP_FAILED) return false;
+    uint8_t *const copy = space + (OS_HUGE_PAGE - (uintptr_t)space % OS_HUGE_PAGE) % OS_HUGE_PAGE;
+    madvise(copy, size, MADV_HUGEPAGE);
+    os_prefetch(file, from, bytes);
+    memcpy(copy, target, (size_t)bytes);
+    mprotect(copy, size, PROT_READ);
+    const bool moved = mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED;
+    munmap(space, taken); /* what lies around the copy, and the copy itself if it could not move */
+    return moved;
+}
+
+void os_wipe_private(const struct os_file *file, uint64_t bytes)
+{
+    if (bytes == 0) return;
+    void *const data = (void *)(uintptr_t)file->data;
+    if (mprotect(data, (size_t)bytes, PROT_READ | PROT_WRITE) == 0) os_wipe(data, bytes);
 }
 
 void *os_reserve(uint64_t bytes)
@@ -137,10 +193,49 @@ uint64_t os_available_bytes(void)
     return available;
 }
 
-int32_t os_cpu_count(void)
+/* The first CPU of the core that a CPU belongs to: its hardware threads are siblings. */
+static int core_leader(int cpu)
 {
-    cpu_set_t set;
-    int64_t count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    char path[96];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    const int64_t first = read_number(path, "");
+    return first < 0 || first >= CPU_SETSIZE ? cpu : (int)first;
+}
+
+/* One allowed CPU of each physical core. */
+static void allowed_cores(cpu_set_t *cores)
+{
+    cpu_set_t allowed, leaders;
+    CPU_ZERO(cores);
+    CPU_ZERO(&leaders);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed)) continue;
+        const int leader = core_leader(cpu);
+        if (CPU_ISSET(leader, &leaders)) continue;
+        CPU_SET(leader, &leaders);
+        CPU_SET(cpu, cores);
+    }
+}
+
+int32_t os_core_cpu(int32_t index)
+{
+    cpu_set_t cores;
+    allowed_cores(&cores);
+    const int count = CPU_COUNT(&cores);
+    if (count == 0) return -1;
+    index %= count;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &cores) && index-- == 0) return cpu;
+    }
+    return -1;
+}
+
+int32_t os_core_count(void)
+{
+    cpu_set_t cores;
+    allowed_cores(&cores);
+    int64_t count = CPU_COUNT(&cores) > 0 ? CPU_COUNT(&cores) : sysconf(_SC_NPROCESSORS_ONLN);
     int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", "");
     int64_t period = 100000;
     if (quota >= 0) {
@@ -162,13 +257,19 @@ const char *os_environment(const char *name)
     return getenv(name);
 }
 
-int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, void *(*run)(void *), void *argument)
+int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, int32_t cpu, void *(*run)(void *), void *argument)
 {
     pthread_attr_t attributes;
     pthread_t handle;
     sigset_t all, previous;
     if (pthread_attr_init(&attributes) != 0) return COLIBRI_ERROR_IO;
     int failed = pthread_attr_setstack(&attributes, stack, stack_bytes);
+    if (!failed && cpu >= 0) {
+        cpu_set_t place;
+        CPU_ZERO(&place);
+        CPU_SET(cpu, &place);
+        failed = pthread_attr_setaffinity_np(&attributes, sizeof place, &place);
+    }
     if (!failed) {
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &previous);

@@ -4,9 +4,10 @@
 
 #include "status.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
-enum { OS_PAGE = 4096 };
+enum { OS_PAGE = 4096, OS_HUGE_PAGE = 2 * 1024 * 1024 };
 
 struct os_file {
     const uint8_t *data; /* read-only mapping of the whole file */
@@ -15,6 +16,13 @@ struct os_file {
 
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error);
 void os_unmap_file(struct os_file *file);
+/* Brings a part of a mapped file into memory and into the page table; at most a hint where the system is old. */
+void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes);
+/* Puts a private copy in huge pages (where the system grants them) in the place of a part of a mapped file, at the same
+ * address, while others may read there. `from` is a multiple of OS_HUGE_PAGE. False if the system refuses the memory. */
+bool os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes);
+/* Wipes and gives up what os_make_private made of the first `bytes`; the file must not be read any more. */
+void os_wipe_private(const struct os_file *file, uint64_t bytes);
 
 /* Zeroed private memory, page aligned; NULL if the system refuses. */
 void *os_reserve(uint64_t bytes);
@@ -24,13 +32,16 @@ void os_wipe(void *memory, uint64_t bytes);
 
 /* Bytes that this process may still take: the least of MemAvailable and the cgroup's limit minus its use. */
 uint64_t os_available_bytes(void);
-/* CPUs of the affinity mask, cut to the cgroup's CPU quota; at least 1. */
-int32_t os_cpu_count(void);
+/* Physical cores of the affinity mask, cut to the cgroup's CPU quota; 1 to 256. */
+int32_t os_core_count(void);
+/* A CPU of the index-th physical core of the affinity mask (modulo their number). */
+int32_t os_core_cpu(int32_t index);
 const char *os_environment(const char *name);
 
 typedef struct os_thread { void *handle; } os_thread;
-/* Starts a thread on the given stack with all signals blocked: they belong to the application's threads. */
-int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, void *(*run)(void *), void *argument);
+/* Starts a thread on the given stack with all signals blocked: they belong to the application's threads. cpu: where it
+ * stays, or -1. */
+int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, int32_t cpu, void *(*run)(void *), void *argument);
 void os_thread_join(os_thread thread);
 /* Tells a process from its forked children. */
 int64_t os_process_id(void);

@@ -19,11 +19,19 @@ static int32_t check_params(const colibri_params *p, colibri_error *error)
     TRY(check_count("max_batch", p->max_batch, MAX_BATCH, error));
     TRY(check_count("threads", p->threads, THREADS_MAX, error));
     TRY(check_count("chunk", p->chunk, MAX_CHUNK, error));
+    if (p->pin != 0 && p->pin != 1) return status_fail(error, COLIBRI_ERROR_ARGUMENT, "pin: expected 0 or 1, found %d", p->pin);
     if (p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0) {
         return status_fail(error, COLIBRI_ERROR_ARGUMENT, "memory: expected an address aligned to %d bytes, found %p", OS_PAGE,
                            p->memory);
     }
     return COLIBRI_OK;
+}
+
+/* Rows that a chunk can hold at most: buffers for more would never be used. */
+static int32_t usable_chunk(const colibri_params *p)
+{
+    const int64_t rows = (int64_t)p->context * p->max_batch;
+    return rows < p->chunk ? (int32_t)rows : p->chunk;
 }
 
 /* The one layout of a context. Counting fills the plan; with a base it hands the pieces out. */
@@ -39,7 +47,7 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     threads_layout(&context->threads, arena, p->threads, stacks);
     plan->threads = arena->used - mark;
     mark = arena->used;
-    chunk_layout(&context->chunk, arena, model, p->chunk, p->threads);
+    chunk_layout(&context->chunk, arena, model, usable_chunk(p), p->threads);
     plan->activations = arena->used - mark;
     mark = arena->used;
     sample_layout(&context->sampler, arena, model->config.n_vocab);
@@ -50,9 +58,10 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     mark = (OS_PAGE - arena->used % OS_PAGE) % OS_PAGE;
     plan->control += mark;
     plan->context_bytes = arena->used + mark;
-    plan->weights_mapped = model->info.file_bytes;
+    plan->weights_resident = atomic_load(&model->private_bytes);
+    plan->weights_mapped = model->info.file_bytes - plan->weights_resident;
     plan->model = model->info.model_bytes;
-    plan->total_bytes = plan->weights_mapped + plan->model + plan->context_bytes;
+    plan->total_bytes = plan->weights_mapped + plan->weights_resident + plan->model + plan->context_bytes;
 }
 
 int32_t session_plan(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error)
@@ -106,6 +115,7 @@ int32_t session_start(colibri_model *model, const colibri_params *p, colibri_con
     layout(model, p, context, &arena, &stacks, &plan);
     context->model = model;
     context->params = *p;
+    context->params.chunk = usable_chunk(p);
     context->bytes = plan.context_bytes;
     context->owns_memory = p->memory == NULL;
     context->chunk.model = model;
@@ -116,7 +126,7 @@ int32_t session_start(colibri_model *model, const colibri_params *p, colibri_con
     atomic_init(&context->cancelled, false);
     cache_reset(&context->cache);
     atomic_fetch_add(&model->references, 1);
-    const int32_t status = threads_start(&context->threads, p->threads, stacks, error);
+    const int32_t status = threads_start(&context->threads, p->threads, p->pin != 0, stacks, error);
     if (status != COLIBRI_OK) session_end(context);
     else *out = context;
     return status;

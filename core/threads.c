@@ -71,7 +71,7 @@ void threads_layout(struct threads *threads, struct arena *arena, int32_t n, voi
     *stacks = arena_take(arena, (uint64_t)(n - 1), THREADS_STACK);
 }
 
-int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_error *error)
+int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks, colibri_error *error)
 {
     threads->n = n;
     threads->process = os_process_id();
@@ -88,7 +88,8 @@ int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_
     }
     for (int32_t i = 0; i < n - 1; i++) {
         uint8_t *const stack = (uint8_t *)stacks + (size_t)i * THREADS_STACK;
-        if (os_thread_start(&threads->workers[i], stack, THREADS_STACK, worker, threads) != COLIBRI_OK) {
+        const int32_t cpu = pin ? os_core_cpu(i + 1) : -1;
+        if (os_thread_start(&threads->workers[i], stack, THREADS_STACK, cpu, worker, threads) != COLIBRI_OK) {
             threads_stop(threads);
             return status_fail(error, COLIBRI_ERROR_IO,
                                "the system refused thread %d of %d; ask for fewer threads or raise the limit (ulimit -u)",

@@ -38,7 +38,8 @@ struct threads {
 
 /* Takes stacks and tables from the arena; starts nothing. */
 void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks);
-int32_t threads_start(struct threads *threads, int32_t n, void *stacks, colibri_error *error);
+/* pin: each worker stays on a physical core of its own, as far as they go; the first core is left to the caller. */
+int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks, colibri_error *error);
 void threads_stop(struct threads *threads);
 /* Work that touches fewer bytes than this stays on the caller: handing it out would cost more (about 5 us of memory
  * traffic), and a worker that the system has put aside would hold everybody up. */

@@ -275,6 +275,8 @@ int32_t weights_open(const char *path, colibri_model **out, colibri_error *error
     arena = (struct arena){.base = (uint8_t *)model};
     take_layers(&arena, &config, model);
     atomic_init(&model->references, 1);
+    atomic_init(&model->fetching, false);
+    atomic_init(&model->private_bytes, 0);
     model->container = container;
     model->config = config;
     model->kernels = kernels;
@@ -285,9 +287,63 @@ int32_t weights_open(const char *path, colibri_model **out, colibri_error *error
     return status;
 }
 
+enum { FETCH_STEP = 16 * OS_HUGE_PAGE }; /* between two reports of progress; the extra memory that a copy takes */
+
+static int32_t check_fetch(const colibri_model *model, int32_t residency, colibri_error *error)
+{
+    const uint64_t needed = model->container.file.bytes, available = os_available_bytes();
+    if (residency != COLIBRI_MAPPED && residency != COLIBRI_RESIDENT) {
+        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "residency: expected %d (mapped) or %d (resident), found %d",
+                           COLIBRI_MAPPED, COLIBRI_RESIDENT, residency);
+    }
+    if (needed <= available) return COLIBRI_OK;
+    return status_fail(error, COLIBRI_ERROR_MEMORY,
+                       "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped without fetching them",
+                       needed, available);
+}
+
+static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
+                     void *user, colibri_error *error)
+{
+    const struct os_file *const file = &model->container.file;
+    TRY(check_fetch(model, residency, error));
+    for (uint64_t done = 0; done < file->bytes;) {
+        const uint64_t left = file->bytes - done, step = left < FETCH_STEP ? left : FETCH_STEP;
+        if (residency == COLIBRI_MAPPED) {
+            os_prefetch(file, done, step);
+        } else if (done >= atomic_load(&model->private_bytes)) {
+            if (!os_make_private(file, done, step)) {
+                return status_fail(error, COLIBRI_ERROR_MEMORY, "the system refused memory for a copy of the weights after %" PRIu64
+                                   " of %" PRIu64 " bytes; the others stay mapped", done, file->bytes);
+            }
+            atomic_store(&model->private_bytes, done + step);
+        }
+        done += step;
+        if (progress != NULL && progress(user, done, file->bytes) != 0) {
+            return status_fail(error, COLIBRI_ERROR_CANCELLED, "fetching ended after %" PRIu64 " of %" PRIu64 " bytes", done,
+                               file->bytes);
+        }
+    }
+    return COLIBRI_OK;
+}
+
+int32_t weights_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
+                      void *user, colibri_error *error)
+{
+    if (atomic_exchange(&model->fetching, true)) {
+        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "colibri_fetch runs already on this model; wait for it");
+    }
+    atomic_fetch_add(&model->references, 1);
+    const int32_t status = fetch(model, residency, progress, user, error);
+    atomic_store(&model->fetching, false);
+    weights_release(model);
+    return status;
+}
+
 void weights_release(colibri_model *model)
 {
     if (atomic_fetch_sub(&model->references, 1) > 1) return;
+    os_wipe_private(&model->container.file, atomic_load(&model->private_bytes));
     const uint64_t bytes = model->info.model_bytes;
     container_close(&model->container);
     os_wipe(model, bytes);

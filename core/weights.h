@@ -30,6 +30,8 @@ struct layer {
 
 struct colibri_model {
     _Atomic int32_t references;
+    _Atomic bool fetching;
+    _Atomic uint64_t private_bytes;             /* of the file's start, that are a private copy by now */
     struct container container;
     struct config config;
     const struct kernels *kernels;
@@ -42,6 +44,8 @@ struct colibri_model {
 };
 
 int32_t weights_open(const char *path, colibri_model **model, colibri_error *error);
+int32_t weights_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
+                      void *user, colibri_error *error);
 void weights_release(colibri_model *model);
 
 #endif

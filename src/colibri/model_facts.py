@@ -1,0 +1,55 @@
+"""What an open model file says about itself: its config, and the rules in its generation.json.
+
+Owns: the reading of both into Python values. Refuses: files: the library has opened it, format.py reads
+blobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from colibri import _native as native
+from colibri.errors import ModelFileError
+from colibri.format import read_json_blob
+
+
+def config_of(handle: native.ModelHandle) -> dict[str, Any]:
+    """Every config field; a list with one value per layer where the field is per layer."""
+    fields = native.config_schema()["fields"]
+    n_layers = int(native.config_value(handle, "n_layers"))
+    config: dict[str, Any] = {}
+    for field in fields:
+        number = int if field["type"] == "int" else float
+        count = n_layers if field["per_layer"] else 1
+        values = [number(native.config_value(handle, field["name"], layer)) for layer in range(count)]
+        config[field["name"]] = values if field["per_layer"] else values[0]
+    return config
+
+
+def generation_rules(blobs: Mapping[str, bytes]) -> dict[str, Any]:
+    """generation.json, checked, with every key present."""
+    found = read_json_blob(blobs, "generation.json")
+    empty: dict[str, Any] = {
+        "bos_id": None,
+        "eos_ids": [],
+        "add_bos": False,
+        "defaults": {},
+        "special_tokens": {},
+    }
+    rules = empty | found
+    sound = (
+        (rules["bos_id"] is None or type(rules["bos_id"]) is int)
+        and isinstance(rules["eos_ids"], list)
+        and all(type(id) is int for id in rules["eos_ids"])
+        and isinstance(rules["add_bos"], bool)
+        and isinstance(rules["defaults"], dict)
+        and isinstance(rules["special_tokens"], dict)
+    )
+    if not sound:
+        raise ModelFileError(
+            "the embedded generation.json: expected "
+            '{"bos_id": int or null, "eos_ids": [int], "add_bos": bool, '
+            f'"defaults": {{}}, "special_tokens": {{}}}}, found {found!r:.200}; convert the model again'
+        )
+    return rules

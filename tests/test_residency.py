@@ -1,0 +1,137 @@
+"""Where weights are: mapped, read ahead, resident. The plan says it, the bits never change, nothing outlives close.
+
+Owns: load(residency=, prefetch=, pin=) and colibri_fetch through it. Refuses: speed (benchmarks/)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import colibri
+from colibri import _native, residency
+from colibri.errors import ArgumentError, CancelledError, MemoryPlanError
+
+IDS = list(range(5, 45))
+
+
+def logits(**options: object) -> bytes:
+    with colibri.load("demo", **options) as model:  # type: ignore[arg-type]
+        return model.logits(IDS).tobytes()
+
+
+def test_bits_do_not_depend_on_where_weights_are() -> None:
+    alone = logits(prefetch=False)
+    assert logits() == alone
+    assert logits(residency="resident") == alone
+    assert logits(pin=True, threads=2) == alone
+    assert logits(residency="resident", pin=True) == alone
+
+
+def test_the_plan_tells_what_is_resident() -> None:
+    with colibri.load("demo") as model:
+        size = model.path.stat().st_size
+        assert (model.memory.weights_mapped, model.memory.weights_resident) == (size, 0)
+        total = model.memory.total_bytes
+    with colibri.load("demo", residency="resident") as model:
+        assert (model.memory.weights_mapped, model.memory.weights_resident) == (0, size)
+        assert model.memory.total_bytes == total
+
+
+def private_kib(name: str) -> int:
+    """Private memory of this process's mappings of a file, or of all mappings that are no file's."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0] and not fields[0].endswith(":"):
+            counts = len(fields) > 5 and fields[5].endswith(name)
+        elif counts and fields[0] == "Rss:":
+            total += int(fields[1])
+    return total
+
+
+def test_resident_weights_leave_the_file() -> None:
+    with colibri.load("demo", prefetch=False) as model:
+        model.logits(IDS)
+        assert private_kib("demo.colibri") > 0
+    with colibri.load("demo", residency="resident") as model:
+        model.logits(IDS)
+        assert private_kib("demo.colibri") == 0
+
+
+def test_progress_reaches_the_end() -> None:
+    seen: list[tuple[int, int]] = []
+    with colibri.load("demo", residency="resident", progress=lambda done, all: seen.append((done, all))) as m:
+        size = m.path.stat().st_size
+    assert seen[-1] == (size, size)
+
+
+def test_an_exception_in_progress_ends_the_work() -> None:
+    def stop(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        colibri.load("demo", residency="resident", progress=stop)
+
+
+def test_reading_ahead_ends_with_the_model() -> None:
+    model = colibri.load("demo")
+    model.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "colibri-prefetch"]
+
+
+def test_while_evaluating_the_copy_takes_the_place_of_the_file() -> None:
+    """The same address, other memory: an evaluation that runs meanwhile reads one or the other."""
+    with colibri.load("demo", prefetch=False) as model:
+        alone = model.logits(IDS)[-1:].tobytes()
+        handle = _native.open_model(model.path)
+        context = _native.init(handle, _native.default_params(handle))
+        copying = threading.Thread(target=_native.fetch, args=(handle, 1, lambda done, total: None))
+        copying.start()
+        out = np.empty((1, model.n_vocab), np.float32)
+        for _ in range(5):
+            _native.rewind(context, 0, 0)
+            ids = np.array(IDS, np.int32)
+            _native.evaluate(context, [_native.Input(0, ids, out)], model.n_vocab)
+            assert out.tobytes() == alone
+        copying.join()
+        _native.free(context)
+        _native.close_model(handle)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"residency": "streamed"}, "expected one of mapped, resident"),
+        ({"residency": "resident", "prefetch": False}, "no effect"),
+    ],
+)
+def test_wrong_choices_are_refused(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        colibri.load("demo", **options)  # type: ignore[arg-type]
+
+
+def test_more_than_memory_is_refused_and_reading_ahead_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_model: object, kind: int, _progress: object) -> None:
+        raise MemoryPlanError("the weights take 9 bytes, available are 8")
+
+    monkeypatch.setattr(_native, "fetch", refuse)
+    with pytest.raises(MemoryPlanError):
+        colibri.load("demo", residency="resident")
+    with colibri.load("demo") as model:
+        assert model.logits(IDS[:2]).shape[-1] == model.n_vocab
+
+
+def test_the_library_checks_its_arguments() -> None:
+    handle = _native.open_model(Path(colibri.load("demo").path))
+    with pytest.raises(ArgumentError, match="residency: expected 0"):
+        _native.fetch(handle, 7, lambda done, total: None)
+    with pytest.raises(CancelledError):
+
+        def cancel(_done: int, _total: int) -> None:
+            raise CancelledError("enough")
+
+        _native.fetch(handle, residency.RESIDENCIES["mapped"], cancel)
+    _native.close_model(handle)
