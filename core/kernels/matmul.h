@@ -1,0 +1,250 @@
+/* matmul.h: matrix products of every weight type, and the look-up of a row: a part of body.h, which includes it once for
+ * each instruction set. Refuses: dividing the work; a caller gives panels and rows. */
+
+/* Most accumulators that a register tile may hold: panels x activation rows. */
+enum { TILE_MAX = MATMUL_TILE > 4 ? MATMUL_TILE : 4 };
+
+INLINE const uint8_t *x_row(const struct matmul *m, int32_t t)
+{
+    return (const uint8_t *)m->x + m->x_stride * (size_t)(m->x_rows == NULL ? t : m->x_rows[t]);
+}
+
+INLINE void store_tile(const struct matmul *m, int32_t panel, int32_t t, vf v)
+{
+    float *const y = m->y_rows == NULL ? m->y + (size_t)t * m->y_stride : m->y_rows[t];
+    store_at(y, (panel - m->y_panel) * PANEL_ROWS, m->w->rows - m->y_panel * PANEL_ROWS, v);
+}
+
+/* P panels from `panel` on, T activation rows from t on; P and T are constants where it is called. */
+INLINE void tile_f32(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t bytes = panel_bytes(TYPE_F32, (uint64_t)m->w->cols);
+    const uint8_t *w = m->w->data + (size_t)panel * bytes;
+    const float *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (int32_t k = 0; k < m->w->cols; k++, w += 64) {
+        for (int p = 0; p < P; p++) {
+            const vf weight = vf_load((const float *)(const void *)(w + (size_t)p * bytes));
+            for (int j = 0; j < T; j++) acc[p * T + j] = vf_fma(weight, vf_set1(x[j][k]), acc[p * T + j]);
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+INLINE void tile_bf16(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t bytes = panel_bytes(TYPE_BF16, (uint64_t)m->w->cols);
+    const uint8_t *w = m->w->data + (size_t)panel * bytes;
+    const float *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (int32_t k = 0; k < m->w->cols; k += 2, w += 64) {
+        const bool pair = k + 1 < m->w->cols;
+        for (int p = 0; p < P; p++) {
+            vf even, odd;
+            vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
+            for (int j = 0; j < T; j++) {
+                vf sum = vf_fma(even, vf_set1(x[j][k]), acc[p * T + j]);
+                if (pair) sum = vf_fma(odd, vf_set1(x[j][k + 1]), sum);
+                acc[p * T + j] = sum;
+            }
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q8, cols), groups = q8_groups(cols);
+    const uint8_t *const w = m->w->data + (size_t)panel * bytes;
+    const uint8_t *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (size_t g = 0; g < groups; g++) {
+        vi dot[TILE_MAX];
+        for (int i = 0; i < P * T; i++) {
+#ifdef Q8_SIGNED
+            dot[i] = vi_set1(0);
+#else
+            dot[i] = vi_set1(((const int32_t *)(const void *)(x[i % T] + q8_offsets_at(cols)))[g]);
+#endif
+        }
+#pragma GCC unroll 1
+        for (int quad = 0; quad < Q8_GROUP / 4; quad++) {
+            if (P > T) { /* few rows: activations wait in registers, a panel's weights are used at once */
+                aq a[4];
+                for (int j = 0; j < T; j++) a[j] = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
+                for (int p = 0; p < P; p++) {
+                    const wq weight = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
+                    for (int j = 0; j < T; j++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight, a[j]);
+                }
+                continue;
+            }
+            wq weight[4];
+            for (int p = 0; p < P; p++) weight[p] = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
+            for (int j = 0; j < T; j++) {
+                const aq a = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
+                for (int p = 0; p < P; p++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight[p], a);
+            }
+        }
+        for (int p = 0; p < P; p++) {
+            const vf ws = vf_f16(w + (size_t)p * bytes + groups * 512 + g * 32);
+            for (int j = 0; j < T; j++) {
+                const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
+                acc[p * T + j] = vf_fma(vf_from_vi(dot[p * T + j]), vf_mul(ws, xs), acc[p * T + j]);
+            }
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+/* Scales and minima (negated) of the 8 groups of a q4 super-group, 16 rows each; p: its 256 bytes (docs/FORMAT.md). */
+INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
+{
+    const vf d = vf_f16(p), dmin = vf_sub(vf_set1(0), vf_f16(p + 32));
+    const vi word[3] = {vi_load(p + 64), vi_load(p + 128), vi_load(p + 192)};
+    for (int i = 0; i < 5; i++) scale[i] = vf_mul(d, vf_from_vi(vi_bits(word[0], 6 * i, 6)));
+    for (int i = 5; i < 8; i++) scale[i] = vf_mul(d, vf_from_vi(vi_bits(word[1], 6 * (i - 5), 6)));
+    for (int i = 0; i < 2; i++) minus[i] = vf_mul(dmin, vf_from_vi(vi_bits(word[1], 6 * (i + 3), 6)));
+    for (int i = 2; i < 7; i++) minus[i] = vf_mul(dmin, vf_from_vi(vi_bits(word[2], 6 * (i - 2), 6)));
+    const vf low = vf_from_vi(vi_bits(word[0], 30, 2)), middle = vf_from_vi(vi_bits(word[1], 30, 2));
+    const vf high = vf_from_vi(vi_bits(word[2], 30, 2));
+    minus[7] = vf_mul(dmin, vf_fma(high, vf_set1(16), vf_fma(middle, vf_set1(4), low)));
+}
+
+/* The products of one group of 32 k: P panels `bytes` apart, T activation rows whose quants start at x. */
+INLINE void q4_group(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t at, const int P, const int T, ni *dot)
+{
+    for (int i = 0; i < P * T; i++) dot[i] = ni_zero();
+#pragma GCC unroll 1
+    for (int quad = 0; quad < 4; quad++) {
+        aq few[2 * 4];
+        if (P > T) {
+            for (int j = 0; j < T; j++) {
+                few[2 * j] = aq_load(x[j] + at + (size_t)quad * 4);
+                few[2 * j + 1] = aq_load(x[j] + at + 16 + (size_t)quad * 4);
+            }
+        }
+        for (int p = 0; p < P; p++) {
+            nq low, high;
+            nq_load(w + (size_t)p * bytes + (size_t)quad * 64, &low, &high);
+            for (int j = 0; j < T; j++) {
+                const aq a = P > T ? few[2 * j] : aq_load(x[j] + at + (size_t)quad * 4);
+                const aq b = P > T ? few[2 * j + 1] : aq_load(x[j] + at + 16 + (size_t)quad * 4);
+                dot[p * T + j] = ni_dot4(ni_dot4(dot[p * T + j], low, a), high, b);
+            }
+        }
+    }
+}
+
+/* Per row and group: sum += scale x (sum of q x), sum -= minimum x (sum of x), both fused. */
+INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+{
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
+    const uint8_t *const w = m->w->data + (size_t)panel * bytes;
+    const uint8_t *x[TILE_MAX];
+    vf acc[TILE_MAX];
+    for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
+    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    for (size_t first = 0; first < groups; first += Q4_SUPER) {
+        vf scale[4][Q4_SUPER], minus[4][Q4_SUPER];
+        for (int p = 0; p < P; p++) {
+            q4_scales(w + (size_t)p * bytes + (groups + first / Q4_SUPER) * 256, scale[p], minus[p]);
+        }
+        for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
+            const size_t g = first + i;
+            ni dot[TILE_MAX];
+            q4_group(w + g * 256, bytes, x, g * Q8_GROUP, P, T, dot);
+            for (int j = 0; j < T; j++) {
+                const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
+                const vf sum = vf_set1(((const float *)(const void *)(x[j] + q8_sums_at(cols)))[g]);
+                for (int p = 0; p < P; p++) {
+                    vf *const a = &acc[p * T + j];
+                    *a = vf_fma(vf_from_vi(ni_sum(dot[p * T + j])), vf_mul(scale[p][i], xs), *a);
+                    *a = vf_fma(minus[p][i], sum, *a);
+                }
+            }
+        }
+    }
+    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+/* Full tiles of activation rows one panel at a time; the few left over several panels at a time. */
+#define DEFINE_MATMUL(type)                                                                                      \
+    static void matmul_##type(const struct matmul *m)                                                            \
+    {                                                                                                            \
+        const int32_t end = m->first_panel + m->n_panels, full = m->n - m->n % MATMUL_TILE;                      \
+        for (int32_t p = m->first_panel; p < end; p++) {                                                         \
+            for (int32_t t = 0; t < full; t += MATMUL_TILE) tile_##type(m, p, t, 1, MATMUL_TILE);                \
+        }                                                                                                        \
+        int32_t t = full;                                                                                        \
+        for (; m->n - t >= 2; t += 2) {                                                                          \
+            int32_t p = m->first_panel;                                                                          \
+            for (; end - p >= 2; p += 2) tile_##type(m, p, t, 2, 2);                                             \
+            for (; p < end; p++) tile_##type(m, p, t, 1, 2);                                                     \
+        }                                                                                                        \
+        for (; t < m->n; t++) {                                                                                  \
+            int32_t p = m->first_panel;                                                                          \
+            for (; end - p >= 4; p += 4) tile_##type(m, p, t, 4, 1);                                             \
+            for (; p < end; p++) tile_##type(m, p, t, 1, 1);                                                     \
+        }                                                                                                        \
+    }
+DEFINE_MATMUL(f32)
+DEFINE_MATMUL(bf16)
+DEFINE_MATMUL(q8)
+DEFINE_MATMUL(q4)
+
+static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *out)
+{
+    const uint8_t *const scales = panel + q8_groups(cols) * 512;
+    for (size_t k = 0, g = 0; k < cols; g++) {
+        float scale[16];
+        vf_store(scale, vf_f16(scales + g * 32));
+        for (size_t i = 0; i < Q8_GROUP && k < cols; i++, k++) {
+            out[k] = (float)(panel[g * 512 + i / 4 * 64 + lane * 4 + i % 4] - 128) * scale[lane];
+        }
+    }
+}
+
+static void read_row_q4(const uint8_t *panel, size_t cols, size_t lane, float *out)
+{
+    const size_t groups = q8_groups(cols);
+    for (size_t first = 0; first < groups; first += Q4_SUPER) {
+        vf scale[Q4_SUPER], minus[Q4_SUPER];
+        q4_scales(panel + (groups + first / Q4_SUPER) * 256, scale, minus);
+        for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
+            float factor[16], least[16];
+            vf_store(factor, scale[i]);
+            vf_store(least, minus[i]);
+            const uint8_t *const group = panel + (first + i) * 256 + lane * 4;
+            for (size_t e = 0, k = (first + i) * Q8_GROUP; e < Q8_GROUP && k < cols; e++, k++) {
+                const uint8_t pair = group[e % 16 / 4 * 64 + e % 4];
+                out[k] = (float)(e < 16 ? pair & 15 : pair >> 4) * factor[lane] + least[lane];
+            }
+        }
+    }
+}
+
+static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
+{
+    const size_t cols = (size_t)w->cols, lane = (size_t)(r % PANEL_ROWS);
+    const uint8_t *const panel = w->data + (size_t)(r / PANEL_ROWS) * panel_bytes(w->type, cols);
+    if (w->type == TYPE_Q8) {
+        read_row_q8(panel, cols, lane, out);
+        return;
+    }
+    if (w->type == TYPE_Q4) {
+        read_row_q4(panel, cols, lane, out);
+        return;
+    }
+    for (size_t k = 0; k < cols; k++) {
+        uint8_t bits[4] = {0};
+        if (w->type == TYPE_F32) memcpy(bits, panel + k * 64 + lane * 4, 4);
+        else memcpy(bits + 2, panel + k / 2 * 64 + lane * 4 + k % 2 * 2, 2); /* bf16 is the upper half of an f32 */
+        memcpy(&out[k], bits, 4);
+    }
+}
