@@ -63,39 +63,79 @@ static void prepare_item(void *argument, int32_t row, int32_t worker)
     }
 }
 
-/* One kv head and up to ATTEND_TILE neighbouring rows: their query heads go through in tiles that share keys. */
-static void attend_item(void *argument, int32_t item, int32_t worker)
+/* The tile of one kv head and the rows from `first` on, empty yet. */
+static struct attend empty_tile(const struct attention_work *work, int32_t kv_head)
 {
-    (void)worker;
-    const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
-    const struct config *const config = c->config;
-    const int32_t group = config->n_heads / config->n_kv_heads, kv_head = item % config->n_kv_heads;
-    const int32_t first = item / config->n_kv_heads * ATTEND_TILE;
-    const int32_t end = first + ATTEND_TILE < c->n ? first + ATTEND_TILE : c->n;
-    struct attend tile = {
+    return (struct attend){
         .pool = c->cache->pool,
         .block_bytes = c->cache->block_bytes,
         .k_offset = cache_key_offset(c->cache, work->layer, kv_head),
         .v_offset = cache_value_offset(c->cache, work->layer, kv_head),
-        .head_dim = config->head_dim,
-        .scale = config->attn_scale,
+        .head_dim = c->config->head_dim,
+        .scale = c->config->attn_scale,
     };
+}
+
+static float *partial_at(const struct chunk *c, size_t row_head, int32_t block)
+{
+    return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->config->head_dim);
+}
+
+/* One kv head and up to ATTEND_TILE neighbouring rows: their query heads go through in tiles that share keys. block: the
+ * only one to look at, or -1: all. */
+static void attend_rows(const struct attention_work *work, int32_t kv_head, int32_t first, int32_t block)
+{
+    const struct chunk *const c = work->chunk;
+    const struct config *const config = c->config;
+    const int32_t group = config->n_heads / config->n_kv_heads;
+    const int32_t end = first + ATTEND_TILE < c->n ? first + ATTEND_TILE : c->n;
+    struct attend tile = empty_tile(work, kv_head);
     for (int32_t row = first; row < end; row++) {
         const int32_t *const table = cache_table(c->cache, c->sequences[row]);
+        if (block >= 0 && block * KV_BLOCK > c->positions[row]) continue;
         for (int32_t g = 0; g < group; g++) {
             if (tile.n == ATTEND_TILE || (tile.n > 0 && tile.table != table)) {
-                c->kernels->attend(&tile);
+                if (block < 0) c->kernels->attend(&tile);
+                else c->kernels->attend_block(&tile, block);
                 tile.n = 0;
             }
             const size_t head = (size_t)row * (size_t)config->n_heads + (size_t)(kv_head * group + g);
             tile.table = table;
             tile.q[tile.n] = c->q + head * (size_t)config->head_dim;
             tile.out[tile.n] = c->attended.f32 + head * (size_t)config->head_dim;
+            if (block >= 0) tile.partial[tile.n] = partial_at(c, head, block);
             tile.n_keys[tile.n++] = c->positions[row] + 1;
         }
     }
-    c->kernels->attend(&tile);
+    if (tile.n > 0 && block < 0) c->kernels->attend(&tile);
+    if (tile.n > 0 && block >= 0) c->kernels->attend_block(&tile, block);
+}
+
+static void attend_item(void *argument, int32_t item, int32_t worker)
+{
+    (void)worker;
+    const struct attention_work *const work = argument;
+    const int32_t n_kv_heads = work->chunk->config->n_kv_heads;
+    attend_rows(work, item % n_kv_heads, item / n_kv_heads * ATTEND_TILE, -1);
+}
+
+static void block_item(void *argument, int32_t item, int32_t worker)
+{
+    (void)worker;
+    const struct attention_work *const work = argument;
+    const int32_t n_kv_heads = work->chunk->config->n_kv_heads;
+    attend_rows(work, item % n_kv_heads, 0, item / n_kv_heads);
+}
+
+static void merge_item(void *argument, int32_t head, int32_t worker)
+{
+    (void)worker;
+    const struct attention_work *const work = argument;
+    const struct chunk *const c = work->chunk;
+    const int32_t position = c->positions[head / c->config->n_heads];
+    c->kernels->attend_merge(partial_at(c, (size_t)head, 0), position / KV_BLOCK + 1, c->config->head_dim,
+                             c->attended.f32 + (size_t)head * (size_t)c->config->head_dim);
 }
 
 static void output_item(void *argument, int32_t row, int32_t worker)
@@ -117,6 +157,25 @@ static uint64_t attended_bytes(const struct chunk *c)
     return bytes;
 }
 
+/* Heads of all rows; where they are too few for the threads and the past is long, its blocks are shared out as well. */
+static void attend(struct attention_work *work)
+{
+    const struct chunk *const c = work->chunk;
+    const int32_t n_kv_heads = c->config->n_kv_heads, tiles = (c->n + ATTEND_TILE - 1) / ATTEND_TILE;
+    const uint64_t bytes = attended_bytes(c);
+    int32_t blocks = 0;
+    for (int32_t row = 0; row < c->n; row++) {
+        const int32_t held = c->positions[row] / KV_BLOCK + 1;
+        blocks = held > blocks ? held : blocks;
+    }
+    if (c->partials == NULL || c->n > ATTEND_TILE || blocks == 1) {
+        threads_run(c->threads, attend_item, work, tiles * n_kv_heads, bytes);
+        return;
+    }
+    threads_run(c->threads, block_item, work, blocks * n_kv_heads, bytes);
+    threads_run(c->threads, merge_item, work, c->n * c->config->n_heads, bytes / KV_BLOCK);
+}
+
 void attention_layer(struct chunk *c, int32_t layer)
 {
     const struct layer *const w = &c->model->layers[layer];
@@ -132,7 +191,7 @@ void attention_layer(struct chunk *c, int32_t layer)
     profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
     threads_run(c->threads, prepare_item, &work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ROPE);
-    threads_run(c->threads, attend_item, &work, (c->n + ATTEND_TILE - 1) / ATTEND_TILE * c->config->n_kv_heads, attended_bytes(c));
+    attend(&work);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTEND);
     if (type_reads_q8(w->out.type)) product_quantize(c, &c->attended, c->n);
     c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);

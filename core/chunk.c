@@ -14,7 +14,7 @@ static int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-static void attention_buffers(struct chunk *k, struct arena *arena, const struct config *c, uint64_t rows)
+static void attention_buffers(struct chunk *k, struct arena *arena, const struct config *c, const colibri_params *p, uint64_t rows)
 {
     const uint64_t q_width = (uint64_t)c->n_heads * (uint64_t)c->head_dim;
     const uint64_t kv_width = (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
@@ -24,6 +24,11 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
     k->v = arena_take(arena, rows, kv_width * sizeof(float));
     activation_layout(&k->attended, arena, rows, (int32_t)(q_width & INT32_MAX), false);
     k->attended.f32 = k->q;
+    k->partials = NULL;
+    k->partial_blocks = (p->context - 1) / KV_BLOCK + 1;
+    if (p->threads == 1 || c->n_kv_heads >= 2 * p->threads || k->partial_blocks == 1) return;
+    const uint64_t heads = (uint64_t)(rows < ATTEND_TILE ? rows : ATTEND_TILE) * (uint64_t)c->n_heads;
+    k->partials = arena_take(arena, heads * (uint64_t)k->partial_blocks, attend_partial_floats(c->head_dim) * sizeof(float));
 }
 
 static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads)
@@ -47,7 +52,7 @@ static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_mode
     k->scratch = arena_take(arena, threads, scratch_rows * columns * sizeof(float));
 }
 
-void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *model, int32_t n, int32_t threads)
+void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *model, const colibri_params *p, int32_t n)
 {
     const struct config *const c = &model->config;
     const uint64_t rows = (uint64_t)n, half = (uint64_t)c->rope_dim / 2;
@@ -62,9 +67,9 @@ void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *mod
     k->output_rows = arena_take(arena, rows, sizeof *k->output_rows);
     k->outputs = arena_take(arena, rows, sizeof *k->outputs);
     const uint64_t start = arena->used;
-    attention_buffers(k, arena, c, rows);
+    attention_buffers(k, arena, c, p, rows);
     const uint64_t end = arena->used;
     arena->used = start;
-    ffn_buffers(k, arena, model, rows, (uint64_t)threads);
+    ffn_buffers(k, arena, model, rows, (uint64_t)p->threads);
     if (arena->used < end) arena->used = end;
 }

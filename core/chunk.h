@@ -38,6 +38,9 @@ struct chunk {
     struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
     float *q, *k, *v;                     /* [n][heads x head_dim] */
     struct activation attended;           /* [n][n_heads x head_dim]; takes the place of q */
+    float *partials;                      /* [ATTEND_TILE x n_heads][partial_blocks] of a few rows, attention shared out by
+                                           * blocks; NULL where heads alone keep the threads busy */
+    int32_t partial_blocks;
     float *router_logits;                 /* [n][n_experts] */
     int32_t *experts;                     /* [n][n_experts_used] best first */
     float *expert_weights;                /* [n][n_experts_used] */
@@ -62,6 +65,7 @@ static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker)
 }
 
 /* The buffers of attention share their memory with those of the feed-forward: a layer is in one of them at a time. */
-void chunk_layout(struct chunk *chunk, struct arena *arena, const colibri_model *model, int32_t rows, int32_t threads);
+void chunk_layout(struct chunk *chunk, struct arena *arena, const colibri_model *model, const colibri_params *params,
+                  int32_t rows);
 
 #endif

@@ -47,7 +47,7 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     threads_layout(&context->threads, arena, p->threads, stacks);
     plan->threads = arena->used - mark;
     mark = arena->used;
-    chunk_layout(&context->chunk, arena, model, usable_chunk(p), p->threads);
+    chunk_layout(&context->chunk, arena, model, p, usable_chunk(p));
     plan->activations = arena->used - mark;
     mark = arena->used;
     sample_layout(&context->sampler, arena, model->config.n_vocab);

@@ -21,6 +21,7 @@
  *   ni_dot4(acc, n, a)     acc + sum of 4 products per lane, exact
  *   ni_sum(acc)            the 16 sums as vi
  *   MATMUL_TILE            activation rows per register tile
+ *   MATMUL_PANELS          4: few rows take several panels at a time; 1: never (less code)
  *   KERNELS                name of the table to define;  KERNELS_NAME its text
  *
  * Order rules that make the bits the same everywhere: a row's sum runs over k upwards in one lane; groups of a q8 row
@@ -315,6 +316,51 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
     }
 }
 
+INLINE void attend_tile_scores(const struct attend *a, const float *keys, struct attend_state *s, int32_t from)
+{
+    if (a->n == 4) attend_scores(a, keys, s, from, 0, 4);
+    else if (a->n == 3) attend_scores(a, keys, s, from, 0, 3);
+    else if (a->n == 2) attend_scores(a, keys, s, from, 0, 2);
+    else attend_scores(a, keys, s, from, 0, 1);
+}
+
+INLINE void attend_tile_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
+                               const float *old_scale, const float *new_scale)
+{
+    if (a->n == 4) attend_values(a, values, s, n, old_scale, new_scale, 0, 4);
+    else if (a->n == 3) attend_values(a, values, s, n, old_scale, new_scale, 0, 3);
+    else if (a->n == 2) attend_values(a, values, s, n, old_scale, new_scale, 0, 2);
+    else attend_values(a, values, s, n, old_scale, new_scale, 0, 1);
+}
+
+/* Takes a block's maximum and sum into a query's; the factors are those of what was there and of the block. */
+INLINE void attend_join(float *max, float *sum, float block_max, float block_sum, bool first, float *old_scale, float *new_scale)
+{
+    const float merged = *max > block_max ? *max : block_max;
+    *old_scale = first ? 0 : kernel_exp(*max - merged);
+    *new_scale = kernel_exp(block_max - merged);
+    *sum = *sum * *old_scale + block_sum * *new_scale;
+    *max = merged;
+}
+
+INLINE void attend_divide(float *to, const float *out, float sum, int32_t head_dim)
+{
+    const vf divisor = vf_set1(sum);
+    for (int32_t d = 0; d < head_dim; d += 16) store_at(to, d, head_dim, vf_div(vf_load(out + d), divisor));
+}
+
+/* Scores and weights of a block; returns through n how many keys of it each query sees. */
+INLINE const float *attend_enter(const struct attend *a, struct attend_state *s, int32_t from, int32_t *n, float *max, float *sum)
+{
+    const uint8_t *const block = a->pool + (size_t)a->table[from / KV_BLOCK] * a->block_bytes;
+    attend_tile_scores(a, (const float *)(const void *)(block + a->k_offset), s, from);
+    for (int j = 0; j < a->n; j++) {
+        n[j] = a->n_keys[j] - from < KV_BLOCK ? a->n_keys[j] - from : KV_BLOCK;
+        if (n[j] > 0) attend_weights(s->p[j], n[j], &max[j], &sum[j]);
+    }
+    return (const float *)(const void *)(block + a->v_offset);
+}
+
 static void kernel_attend(const struct attend *a)
 {
     struct attend_state s;
@@ -326,37 +372,50 @@ static void kernel_attend(const struct attend *a)
         last = a->n_keys[j] > last ? a->n_keys[j] : last;
     }
     for (int32_t from = 0; from < last; from += KV_BLOCK) {
-        const uint8_t *const block = a->pool + (size_t)a->table[from / KV_BLOCK] * a->block_bytes;
-        const float *const keys = (const float *)(const void *)(block + a->k_offset);
-        const float *const values = (const float *)(const void *)(block + a->v_offset);
-        int32_t n[ATTEND_TILE];
-        float old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
-        if (a->n == 4) attend_scores(a, keys, &s, from, 0, 4);
-        else if (a->n == 3) attend_scores(a, keys, &s, from, 0, 3);
-        else if (a->n == 2) attend_scores(a, keys, &s, from, 0, 2);
-        else attend_scores(a, keys, &s, from, 0, 1);
+        int32_t n[ATTEND_TILE] = {0};
+        float max[ATTEND_TILE], sum[ATTEND_TILE], old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
+        const float *const values = attend_enter(a, &s, from, n, max, sum);
         for (int j = 0; j < a->n; j++) {
-            n[j] = a->n_keys[j] - from < KV_BLOCK ? a->n_keys[j] - from : KV_BLOCK;
-            if (n[j] <= 0) continue;
-            float max, sum;
-            attend_weights(s.p[j], n[j], &max, &sum);
-            const float merged = s.max[j] > max ? s.max[j] : max;
-            old_scale[j] = from == 0 ? 0 : kernel_exp(s.max[j] - merged);
-            new_scale[j] = kernel_exp(max - merged);
-            s.sum[j] = s.sum[j] * old_scale[j] + sum * new_scale[j];
-            s.max[j] = merged;
+            if (n[j] > 0) attend_join(&s.max[j], &s.sum[j], max[j], sum[j], from == 0, &old_scale[j], &new_scale[j]);
         }
-        if (a->n == 4) attend_values(a, values, &s, n, old_scale, new_scale, 0, 4);
-        else if (a->n == 3) attend_values(a, values, &s, n, old_scale, new_scale, 0, 3);
-        else if (a->n == 2) attend_values(a, values, &s, n, old_scale, new_scale, 0, 2);
-        else attend_values(a, values, &s, n, old_scale, new_scale, 0, 1);
+        attend_tile_values(a, values, &s, n, old_scale, new_scale);
     }
+    for (int j = 0; j < a->n; j++) attend_divide(a->out[j], s.out[j], s.sum[j], a->head_dim);
+}
+
+static void kernel_attend_block(const struct attend *a, int32_t block)
+{
+    struct attend_state s;
+    int32_t n[ATTEND_TILE] = {0};
+    float max[ATTEND_TILE], sum[ATTEND_TILE];
+    const float one[ATTEND_TILE] = {1, 1, 1, 1};
+    const size_t floats = attend_partial_floats(a->head_dim) - 2;
     for (int j = 0; j < a->n; j++) {
-        const vf sum = vf_set1(s.sum[j]);
-        for (int32_t d = 0; d < a->head_dim; d += 16) {
-            store_at(a->out[j], d, a->head_dim, vf_div(vf_load(s.out[j] + d), sum));
+        for (size_t d = 0; d < floats; d++) s.out[j][d] = -0.0f; /* the one number that adds nothing, not even a sign */
+    }
+    const float *const values = attend_enter(a, &s, block * KV_BLOCK, n, max, sum);
+    attend_tile_values(a, values, &s, n, one, one);
+    for (int j = 0; j < a->n; j++) {
+        if (n[j] <= 0) continue;
+        a->partial[j][0] = max[j];
+        a->partial[j][1] = sum[j];
+        memcpy(a->partial[j] + 2, s.out[j], floats * sizeof(float));
+    }
+}
+
+static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t head_dim, float *to)
+{
+    float max = -3.4e38f, sum = 0, out[HEAD_DIM_MAX], old_scale, new_scale;
+    const size_t floats = attend_partial_floats(head_dim);
+    memset(out, 0, (floats - 2) * sizeof *out);
+    for (int32_t b = 0; b < n_blocks; b++, partials += floats) {
+        attend_join(&max, &sum, partials[0], partials[1], b == 0, &old_scale, &new_scale);
+        for (size_t d = 0; d < floats - 2; d += 16) {
+            const vf old = vf_mul(vf_load(out + d), vf_set1(old_scale));
+            vf_store(out + d, vf_fma(vf_load(partials + 2 + d), vf_set1(new_scale), old));
         }
     }
+    attend_divide(to, out, sum, head_dim);
 }
 
 const struct kernels KERNELS = {
@@ -373,6 +432,8 @@ const struct kernels KERNELS = {
     .dot = kernel_dot,
     .exp = kernel_exp,
     .attend = kernel_attend,
+    .attend_block = kernel_attend_block,
+    .attend_merge = kernel_attend_merge,
     .read_row = kernel_read_row,
     .all_finite = kernel_all_finite,
 };

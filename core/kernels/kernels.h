@@ -83,7 +83,11 @@ struct attend {
     size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
     int32_t head_dim;
     float scale;
+    float *partial[ATTEND_TILE];              /* used by attend_block only */
 };
+
+/* Floats of what one block says about one query: maximum, sum, and the output not yet divided, by lanes of 16. */
+static inline size_t attend_partial_floats(int32_t head_dim) { return 2 + (((size_t)head_dim + 15) & ~(size_t)15); }
 
 struct kernels {
     const char *name;
@@ -103,6 +107,10 @@ struct kernels {
     float (*dot)(const float *a, const float *b, int32_t n);
     float (*exp)(float x);
     void (*attend)(const struct attend *a);
+    /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that ends before it),
+     * then the partials of a query [n_blocks] in order into out [head_dim]. The bits are those of attend. */
+    void (*attend_block)(const struct attend *a, int32_t block);
+    void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t head_dim, float *out);
     /* Row r of w as f32 [cols]: the embedding look-up. */
     void (*read_row)(const struct matrix *w, int32_t r, float *out);
     bool (*all_finite)(const float *x, int64_t n);

@@ -182,14 +182,14 @@ INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int 
             for (int32_t t = 0; t < full; t += MATMUL_TILE) tile_##type(m, p, t, 1, MATMUL_TILE);                \
         }                                                                                                        \
         int32_t t = full;                                                                                        \
-        for (; m->n - t >= 2; t += 2) {                                                                          \
+        for (; MATMUL_PANELS > 1 && m->n - t >= 2; t += 2) {                                                     \
             int32_t p = m->first_panel;                                                                          \
             for (; end - p >= 2; p += 2) tile_##type(m, p, t, 2, 2);                                             \
             for (; p < end; p++) tile_##type(m, p, t, 1, 2);                                                     \
         }                                                                                                        \
         for (; t < m->n; t++) {                                                                                  \
             int32_t p = m->first_panel;                                                                          \
-            for (; end - p >= 4; p += 4) tile_##type(m, p, t, 4, 1);                                             \
+            for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) tile_##type(m, p, t, 4, 1);                        \
             for (; p < end; p++) tile_##type(m, p, t, 1, 1);                                                     \
         }                                                                                                        \
     }

@@ -130,6 +130,7 @@ INLINE void nq_load(const uint8_t *p, nq *low, nq *high)
 }
 
 #define MATMUL_TILE 4
+#define MATMUL_PANELS 1
 #define KERNELS kernels_scalar
 #define KERNELS_NAME "scalar"
 #include "body.h"
