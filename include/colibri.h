@@ -53,6 +53,13 @@ typedef struct colibri_error {
     char text[508]; /* NUL-terminated UTF-8 */
 } colibri_error;
 
+/* Where weights are. Never changes a result. */
+enum colibri_residency {
+    COLIBRI_MAPPED = 0,  /* in the page cache, mapped on use */
+    COLIBRI_RESIDENT = 1 /* a private copy in huge pages: takes as much memory again until the page cache lets go of the
+                          * file, cannot be dropped under pressure, is read faster; wiped when the model is closed */
+};
+
 /* What colibri_open found. Sizes in elements; pointers live as long as the model. */
 typedef struct colibri_model_info {
     int32_t n_vocab;        /* rows of the embedding: the length of a logits row */
@@ -71,8 +78,9 @@ typedef struct colibri_model_info {
 typedef struct colibri_params {
     int32_t context;      /* positions per sequence, at least 1; default min(context_length, 4096) */
     int32_t max_batch;    /* sequences, 1 to 4096; default 1 */
-    int32_t threads;      /* 1 to 256; default: CPUs of the affinity mask, cut to the cgroup's quota */
-    int32_t chunk;        /* rows evaluated together, 1 to 4096; default min(context x max_batch, 512) */
+    int32_t threads;      /* 1 to 256; default: physical cores of the affinity mask, cut to the cgroup's quota */
+    int32_t chunk;        /* rows evaluated together, 1 to 4096; default 1024; never more than context x max_batch is reserved */
+    int32_t pin;          /* 1: every thread but the caller's stays on a physical core of its own; default 0 */
     void *memory;         /* caller's memory for the context, 4096-byte aligned, or NULL: reserve it */
     uint64_t memory_bytes;/* size of `memory`: at least plan.context_bytes */
 } colibri_params;
@@ -80,6 +88,7 @@ typedef struct colibri_params {
 /* Bytes by category, known before anything is taken. */
 typedef struct colibri_memory_plan {
     uint64_t weights_mapped;  /* the model file, mapped read-only: clean pages the system may drop */
+    uint64_t weights_resident;/* what colibri_fetch has copied of it into private memory */
     uint64_t model;           /* private memory of the open model, shared by its contexts */
     uint64_t kv_cache;
     uint64_t activations;
@@ -87,7 +96,7 @@ typedef struct colibri_memory_plan {
     uint64_t threads;         /* stacks */
     uint64_t control;         /* the context itself, block tables, alignment */
     uint64_t context_bytes;   /* kv_cache + activations + sampling + threads + control: one reservation */
-    uint64_t total_bytes;     /* weights_mapped + model + context_bytes */
+    uint64_t total_bytes;     /* weights_mapped + weights_resident + model + context_bytes */
 } colibri_memory_plan;
 
 /* What the router of one layer decided for the rows of one chunk; valid during the call only. */
@@ -121,8 +130,7 @@ enum colibri_phase {
     COLIBRI_PHASE_ATTN_OUT, /* projection and residual */
     COLIBRI_PHASE_ROUTER,   /* gate logits, choice, grouping of rows by expert */
     COLIBRI_PHASE_GATE_UP,  /* of all experts or the dense feed-forward, with the activation */
-    COLIBRI_PHASE_DOWN,
-    COLIBRI_PHASE_COMBINE,  /* weighted sum and residual */
+    COLIBRI_PHASE_DOWN,     /* with the weighted sum and the residual */
     COLIBRI_PHASE_OUTPUT,   /* last norm, output head, check of the logits */
     COLIBRI_PHASE_OBSERVER, /* the caller's callbacks */
     COLIBRI_PHASES
@@ -168,6 +176,12 @@ int32_t colibri_open(const char *path, colibri_model **model, colibri_error *err
 const colibri_model_info *colibri_info(const colibri_model *model);
 /* One config field; layer is 0 for fields that are not per layer. */
 int32_t colibri_config_value(const colibri_model *model, const char *field, int32_t layer, double *value);
+/* Brings the whole file into memory, front to back: into the page cache and the page table (COLIBRI_MAPPED), or into
+ * private memory (COLIBRI_RESIDENT). Any thread may call it, also while contexts evaluate; once at a time. progress (may
+ * be NULL) is called every 32 MiB with bytes; a non-zero return ends the work, and what is done stays. Refused if
+ * the file is larger than the memory available. */
+int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
+                      void *user, colibri_error *error);
 /* Drops the caller's reference; the file is unmapped when the last context is freed too. NULL is ignored. */
 void colibri_close(colibri_model *model);
 
@@ -208,6 +222,16 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
                        const int32_t *history, int32_t n_history, uint64_t position, int32_t *id);
 /* The k largest of values [n], best first, ties to the lowest index; allocates nothing. NaN counts as lowest. */
 int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *indices);
+
+/* Packs float weights [rows][cols] as a model file holds them (docs/FORMAT.md, section 4): type 1 f32, 2 bf16, 4 q8,
+ * 5 q4. Needs no model and no memory of its own; may be called from many threads. Panels of 16 rows are independent:
+ * blocks of 16 n rows packed one by one are the bytes of the whole.
+ * importance [cols] or NULL: how much squared errors in a column count, such as the mean square of its activations;
+ * only q4 uses it. packed_bytes must be the matrix's size exactly; every byte is written. The same input gives the
+ * same bytes on every machine. A weight that is not finite or too large for the type is an error whose text begins
+ * with "weights[ROW, COLUMN] is VALUE"; packed is then untouched. */
+int32_t colibri_quantize(int32_t type, int32_t rows, int32_t cols, const float *weights, const float *importance,
+                         void *packed, uint64_t packed_bytes, colibri_error *error);
 
 /* [end of declarations] */
 

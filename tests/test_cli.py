@@ -130,7 +130,8 @@ def test_wrong_values_are_one_message(
     call: Callable[..., Result], model_path: Path, arguments: list[str], words: str
 ) -> None:
     found = call("run", model_path, PROMPT, *arguments)
-    assert (found.status, found.out) == (1, "") and words in found.err
+    status = 1 if words == "context holds 3" else 2  # a prompt that is too long is no wrong use of an option
+    assert (found.status, found.out) == (status, "") and words in found.err
     assert found.err.startswith("colibri: ") and "Traceback" not in found.err and found.err.count("\n") == 1
 
 
@@ -139,6 +140,9 @@ def test_wrong_values_are_one_message(
     [
         (["--system", "x"], "--system has no effect without --chat"),
         (["--type", "q8"], "--type q8 has no effect"),
+        (["--experts", "q4"], "--experts q4 has no effect"),
+        (["--dense", "q8"], "--dense q8 has no effect"),
+        (["--output", "bf16"], "--output bf16 has no effect"),
         (["--temperature", "warm"], "--temperature"),
         (["--top"], "--top"),
         (["--chat", "-"], "standard input"),
@@ -166,7 +170,7 @@ def test_failures_of_files_and_prompts(call: Callable[..., Result], model_path: 
         found = call("run", model, "a")
         assert (found.status, found.out) == (1, "") and str(model) in found.err
     found = call("run", model_path, stdin=b"\xff\xfe")
-    assert found.status == 1 and "expected UTF-8, found byte 0xff at offset 0" in found.err
+    assert found.status == 2 and "expected UTF-8, found byte 0xff at offset 0" in found.err
 
 
 def test_a_checkpoint_is_converted_once_and_said_so(
@@ -367,6 +371,30 @@ def test_ctrl_c_while_converting_leaves_nothing(
     found = call("convert", source, tmp_path / "o.colibri")
     assert found.status == 130 and len(seen) == 5 and "nothing was written" in found.err
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_types_may_be_mixed(
+    call: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into a file, whose inspection shows them, and in the cache, where each choice has its own file."""
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    source = checkpoints.mixtral(tmp_path / "source")
+    mixed = ["--type", "q8", "--experts", "q4", "--output", "bf16"]
+    found = call("convert", source, tmp_path / "m.colibri", *mixed)
+    assert (found.status, found.out) == (0, "") and "q4 experts, q8 dense, bf16 output" in found.err
+    shown = call("inspect", tmp_path / "m.colibri").out
+    assert "q4 experts, q8 dense, bf16 output" in shown
+    assert all(f"as {type} " in shown for type in ("q4", "q8", "bf16", "f32"))
+    data = json.loads(call("inspect", tmp_path / "m.colibri", "--json").out)
+    assert data["source"]["type"] == "q4 experts, q8 dense, bf16 output"
+    for options in (["--type", "f32"], ["--type", "f32", "--experts", "bf16"], ["--dense", "f32"]):
+        answer = call("run", source, PROMPT, "--max-tokens", 2, *options)
+        assert answer.status == 0 and "Converting" in answer.err
+    names = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "cache").iterdir())
+    expected = ["bf16_experts-f32_dense-f32_output", "f32", "q8_experts-f32_dense-q8_output"]
+    assert names == [f"source-{name}" for name in expected]
+    failed = call("convert", source, tmp_path / "n.colibri", "--experts", "q1")
+    assert failed.status == 1 and "'q1' is not known" in failed.err
 
 
 def test_inspect_shows_config_bytes_and_tensors(call: Callable[..., Result], model_path: Path) -> None:

@@ -302,3 +302,8 @@ def test_load_converts_a_directory_to_the_type_that_is_asked_for(
             colibri.load(exact.path, type="f32")
     with pytest.raises(ArgumentError, match="no effect"):
         colibri.load("demo", type="q8")
+    with colibri.load(source, type="f32", experts="bf16", output="q8") as mixed:
+        assert "-bf16_experts-f32_dense-q8_output-" in mixed.path.name
+        for key in ("experts", "dense", "output"):
+            with pytest.raises(ArgumentError, match=f"{key}='q8' has no effect"):
+                colibri.load(mixed.path, **{key: "q8"})  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ STRUCTS = (
     "colibri_memory_plan",
     "colibri_routing",
     "colibri_observer",
+    "colibri_profile",
     "colibri_input",
     "colibri_sampling",
 )
@@ -37,7 +38,7 @@ def ffi() -> Any:
 
 
 def enum_values() -> list[str]:
-    return re.findall(r"^\s+(COLIBRI_\w+) = -?\d", TEXT, re.MULTILINE)
+    return re.findall(r"^\s+(COLIBRI_\w+)(?: = -?\d|,|$)", TEXT, re.MULTILINE)
 
 
 def functions() -> set[str]:
@@ -85,13 +86,17 @@ def test_layouts_and_enums_are_those_of_the_c_compiler(tmp_path: Path) -> None:
     rows = (line.partition(" ") for line in output.splitlines())
     expected = {name: [int(number) for number in numbers.split()] for name, _, numbers in rows}
 
-    constants = ffi().typeof("enum colibri_status").relements
+    constants = {
+        name: value
+        for kind in ("status", "phase", "residency")
+        for name, value in ffi().typeof(f"enum colibri_{kind}").relements.items()
+    }
     found: dict[str, list[int]] = {name: [value] for name, value in constants.items()}
     for struct in STRUCTS:
         found[struct] = [ffi().sizeof(struct)]
         for field, type in ffi().typeof(struct).fields:
             found[f"{struct}.{field}"] = [type.offset, ffi().sizeof(type.type)]
-    assert found == expected and len(enum_values()) == 9
+    assert found == expected and len(enum_values()) == len(constants) > 9 + 2
 
 
 def test_every_struct_of_the_header_is_compared() -> None:
@@ -212,13 +217,16 @@ def test_the_schema_describes_every_value(handle: native.ModelHandle) -> None:
             native.config_value(handle, *wrong)
 
 
+ISAS = ("scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod")
+
+
 def test_info_and_defaults(handle: native.ModelHandle, model_path: Path) -> None:
     info = native.info(handle)
     assert (info.n_vocab, info.n_vocab_used, info.n_layers, info.n_embd) == (320, 300, 2, 64)
     assert (info.n_experts, info.n_experts_used, info.context_length) == (4, 2, 512)
-    assert info.file_bytes == model_path.stat().st_size and info.isa in ("scalar", "avx2", "avx512", "neon")
+    assert info.file_bytes == model_path.stat().st_size and info.isa in ISAS
     params = native.default_params(handle)
-    assert (params.context, params.max_batch, params.chunk) == (512, 1, 512) and params.threads >= 1
+    assert (params.context, params.max_batch, params.chunk) == (512, 1, 1024) and params.threads >= 1
 
 
 def test_run_inference_and_evaluate_agree(context: native.ContextHandle) -> None:

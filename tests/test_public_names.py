@@ -22,6 +22,7 @@ NAMES = [
     "ModelFileError",
     "ModelIOError",
     "NumericError",
+    "Profile",
     "Routing",
     "Sampling",
     "Stream",
@@ -29,6 +30,7 @@ NAMES = [
     "UnsupportedError",
     "__version__",
     "load",
+    "measure",
 ]
 MODEL = [
     "batch_logits",

@@ -1,5 +1,5 @@
-"""Packed bytes against a slow packer written from docs/FORMAT.md section 4, and the edges of every weight
-type."""
+"""Packed bytes against a slow packer written from docs/FORMAT.md section 4 and against numpy (packing.py),
+and the edges of every weight type. What q4 alone has is in test_quantize_q4.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from colibri.errors import ConversionError, ModelFileError
+import packing
+from colibri import _native
+from colibri.errors import ArgumentError, ConversionError, ModelFileError
 from colibri.quantize import TYPE_IDS, block_rows, matrix_bytes, pack, panel_bytes, unpack
 
 Floats = npt.NDArray[np.float32]
@@ -59,7 +61,7 @@ def slow_q8_panel(lanes: list[list[float]]) -> bytes:
     return panel + bytes(-len(panel) % 64)
 
 
-@pytest.mark.parametrize("type", TYPE_IDS)
+@pytest.mark.parametrize("type", ["f32", "bf16", "q8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bytes_are_those_of_the_document(type: str, shape: tuple[int, int]) -> None:
     matrix = random(*shape)
@@ -68,8 +70,40 @@ def test_bytes_are_those_of_the_document(type: str, shape: tuple[int, int]) -> N
     assert packed == slow_pack(matrix, type)
 
 
+@pytest.mark.parametrize("type", TYPE_IDS)
+@pytest.mark.parametrize("scale", [1, 3e6 / 5, 1e-5, 3e-8, 1e-20, 1e-40, 0], ids=str)
+def test_bytes_are_those_of_numpy(type: str, scale: float) -> None:
+    """Odd shapes at every magnitude: subnormal scales, scales that round to 0, subnormal floats."""
+    for seed, shape in enumerate([(1, 1), (17, 33), (20, 70), (35, 257)]):
+        drawn = np.random.default_rng(seed).standard_normal(shape).clip(-5, 5)
+        matrix = (drawn * scale).astype(np.float32)
+        assert bytes(pack(matrix, type)) == packing.pack(matrix, type), shape
+
+
+@pytest.mark.parametrize("type", ["f32", "bf16", "q8"])
+def test_bytes_of_any_bit_pattern_are_those_of_numpy(type: str) -> None:
+    """Floats of every exponent side by side, as far as the type holds them."""
+    bits = np.random.default_rng(7).integers(0, 2**32, (33, 75), dtype=np.uint32)
+    matrix = bits.view(np.float32)
+    largest = {"f32": 3.4e38, "bf16": 3.38e38, "q8": 8.3e6}[type]
+    matrix = np.where(np.abs(matrix) <= largest, matrix, np.float32(-0.0))
+    assert bytes(pack(matrix, type)) == packing.pack(matrix, type)
+
+
+def test_every_float_scale_rounds_to_f16_as_numpy_rounds() -> None:
+    """One weight a group, so that each scale is its own: around every power of two, and ties."""
+    exponents = np.arange(103 + 6, 150, dtype=np.uint32)[:, None] << 23
+    mantissas = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x2000, 0x2FFF, 0x3000, 0x3001, 0x7FFFFF], np.uint32)
+    values = (exponents | mantissas).view(np.float32).reshape(-1)
+    values = values[values <= 8.3e6]
+    matrix = np.zeros((values.size, 32), np.float32)
+    matrix[:, 5] = values
+    assert bytes(pack(matrix, "q8")) == packing.pack(matrix, "q8")
+
+
 def test_sizes_are_those_of_the_document() -> None:
-    assert [panel_bytes(33, type) for type in ("f32", "bf16", "q8")] == [64 * 33, 64 * 17, 1088]
+    assert [panel_bytes(33, type) for type in TYPE_IDS] == [64 * 33, 64 * 17, 1088, 256 * 3]
+    assert [panel_bytes(cols, "q4") for cols in (1, 256, 257)] == [512, 256 * 9, 256 * 11]
     assert panel_bytes(32, "q8") == 576  # 544 rounded up to a multiple of 64
     assert matrix_bytes(17, 32, "q8") == 2 * 576
 
@@ -156,7 +190,16 @@ def test_the_place_counts_from_the_first_block() -> None:
         pack(matrix, "q8", name="w", first_row=5)
 
 
-@pytest.mark.parametrize(("type", "value"), [("q8", 1e7), ("bf16", 3.4e38)])
+def test_the_first_of_many_wrong_rows_is_told() -> None:
+    """Blocks are packed by several threads; the text is that of the first row all the same."""
+    matrix = np.zeros((4 * block_rows(8192), 8192), np.float32)
+    matrix[[block_rows(8192) + 3, -1], 7] = np.nan
+    for _ in range(5):
+        with pytest.raises(ConversionError, match=rf"w\[{block_rows(8192) + 3}, 7\] is nan"):
+            pack(matrix, "q8", name="w")
+
+
+@pytest.mark.parametrize(("type", "value"), [("q8", 1e7), ("bf16", 3.4e38), ("q4", -4.2e6)])
 def test_values_beyond_a_type_name_the_tensor(type: str, value: float) -> None:
     matrix = random(16, 40)
     matrix[3, 35] = value
@@ -168,6 +211,8 @@ def test_largest_values_that_fit() -> None:
     matrix = np.full((1, 32), 65504.0 * 127, np.float32)
     assert np.array_equal(unpack(pack(matrix, "q8"), 1, 32, "q8"), matrix)
     largest = np.array(0x7F7F0000, np.uint32).view(np.float32)[()]  # the largest bf16
+    limit = np.array([[65504.0 * 63, -65504.0 * 63]], np.float32)
+    assert np.allclose(unpack(pack(limit, "q4"), 1, 2, "q4"), limit, rtol=0.01)
     assert unpack(pack(np.full((1, 2), largest, np.float32), "bf16"), 1, 2, "bf16").tolist() == [
         [largest] * 2
     ]
@@ -176,5 +221,28 @@ def test_largest_values_that_fit() -> None:
 def test_wrong_sizes_and_types_are_refused() -> None:
     with pytest.raises(ModelFileError, match="576 bytes, but 575 were given"):
         unpack(bytes(575), 16, 32, "q8")
-    with pytest.raises(ConversionError, match="'q5' is not known.*f32, bf16, q8"):
+    with pytest.raises(ConversionError, match="'q5' is not known.*f32, bf16, q8, q4"):
         pack(random(2, 2), "q5")
+    with pytest.raises(
+        ConversionError, match=r"w: expected an importance for each of 2 columns, found \[3\]"
+    ):
+        pack(random(2, 2), "q4", importance=np.ones(3, np.float32), name="w")
+
+
+@pytest.mark.parametrize("type", TYPE_IDS)
+def test_a_matrix_without_elements_has_no_bytes(type: str) -> None:
+    assert bytes(pack(np.zeros((0, 5), np.float32), type)) == b""
+    assert bytes(pack(np.zeros((3, 0), np.float32), type)) == b""
+
+
+def test_a_wrong_size_is_told_and_nothing_is_written() -> None:
+    packed = np.full(575, 7, np.uint8)
+    with pytest.raises(ArgumentError, match=r"packed_bytes: expected 576 for 2 x 2 .* found 575"):
+        _native.quantize(TYPE_IDS["q8"], random(2, 2), None, packed)
+    assert (packed == 7).all()
+
+
+def test_the_caller_s_matrix_may_have_any_order() -> None:
+    matrix = random(40, 50)
+    assert bytes(pack(np.asfortranarray(matrix), "q8")) == bytes(pack(matrix, "q8"))
+    assert bytes(pack(matrix[::-1][::-1], "bf16")) == bytes(pack(matrix, "bf16"))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from colibri.generate import Generation, Stream
+    from colibri.profiling import Profile, measure
     from colibri.sampling import Sampling
     from colibri.tokenizer import Tokenizer
 
@@ -50,6 +51,7 @@ __all__ = [
     "ModelFileError",
     "ModelIOError",
     "NumericError",
+    "Profile",
     "Routing",
     "Sampling",
     "Stream",
@@ -57,12 +59,14 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "load",
+    "measure",
 ]
 
 _HOMES = {
     "_native": ("MemoryPlan",),
     "engine": ("Model", "Routing", "load"),
     "generate": ("Generation", "Stream"),
+    "profiling": ("Profile", "measure"),
     "sampling": ("Sampling",),
     "tokenizer": ("Tokenizer",),
 }

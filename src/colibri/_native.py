@@ -15,103 +15,36 @@ import importlib
 import importlib.resources
 import json
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NewType
+from typing import Any, NewType
 
 import numpy as np
 import numpy.typing as npt
 
+from colibri._records import Counts as Counts
+from colibri._records import Floats as Floats
+from colibri._records import Ids as Ids
+from colibri._records import Input as Input
+from colibri._records import MemoryPlan as MemoryPlan
+from colibri._records import ModelInfo as ModelInfo
+from colibri._records import Params as Params
+from colibri._records import Progress as Progress
+from colibri._records import RoutingObserver as RoutingObserver
+from colibri._records import RoutingRows as RoutingRows
+from colibri._records import Sampler as Sampler
 from colibri.errors import ArgumentError, ColibriError, from_status
 
 ModelHandle = NewType("ModelHandle", object)
 ContextHandle = NewType("ContextHandle", object)
-Ids = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
 
 LIBRARY = "libcolibri.so"
 _BUILD = "Build it with `pip install .` (or `pip install -e .`) in the repository's root."
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """colibri_model_info: what colibri_open found."""
-
-    n_vocab: int
-    n_vocab_used: int
-    n_layers: int
-    n_embd: int
-    n_experts: int
-    n_experts_used: int
-    context_length: int
-    file_bytes: int
-    model_bytes: int
-    isa: str
-
-
-@dataclass(frozen=True, slots=True)
-class Params:
-    """colibri_params without the caller's memory: the library reserves it."""
-
-    context: int
-    max_batch: int
-    threads: int
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """colibri_memory_plan: bytes by category, known before anything is taken."""
-
-    weights_mapped: int
-    model: int
-    kv_cache: int
-    activations: int
-    sampling: int
-    threads: int
-    control: int
-    context_bytes: int
-    total_bytes: int
-
-
-class RoutingRows(NamedTuple):
-    """colibri_routing: what the router of one layer decided for the rows of one chunk. The arrays are
-    copies."""
-
-    layer: int
-    sequences: Ids  # [n_rows]
-    positions: Ids  # [n_rows]
-    logits: Floats  # [n_rows, n_experts]
-    experts: Ids  # [n_rows, n_experts_used] best first
-    weights: Floats  # [n_rows, n_experts_used]
-
-
-class Input(NamedTuple):
-    """colibri_input: ids to append to a sequence; `logits` [n_logits, n_vocab] receives those of the last
-    ones."""
-
-    sequence: int
-    ids: Ids
-    logits: Floats | None
-
-
-@dataclass(frozen=True, slots=True)
-class Sampler:
-    """colibri_sampling."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    seed: int
-
-
-Progress = Callable[[int, int], object]
-RoutingObserver = Callable[[RoutingRows], object]
-
+# Structs that point to other cffi objects keep them alive here.
 _CALLBACKS: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+_PROFILED: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -216,14 +149,30 @@ def default_params(model: ModelHandle) -> Params:
     status = library.colibri_default_params(model, params)
     if status < 0:
         raise from_status(status, f"the default parameters: {status_text(status)}")
-    return Params(params.context, params.max_batch, params.threads, params.chunk)
+    return Params(**{name: getattr(params, name) for name in Params.__slots__})
 
 
 def _params(params: Params) -> Any:
-    return _load()[0].new(
-        "colibri_params *",
-        [params.context, params.max_batch, params.threads, params.chunk, _load()[0].NULL, 0],
-    )
+    return _load()[0].new("colibri_params *", {name: getattr(params, name) for name in Params.__slots__})
+
+
+def fetch(model: ModelHandle, residency: int, progress: Progress) -> None:
+    """colibri_fetch; an exception of `progress` ends the work and is raised."""
+    ffi, library = _load()
+    error, raised = ffi.new("colibri_error *"), []
+
+    def keep(_type: object, exception: BaseException, _trace: object) -> None:
+        raised.append(exception)
+
+    def report(_user: object, done: int, total: int) -> int:
+        progress(done, total)
+        return 0
+
+    callback = ffi.callback("int32_t(void *, uint64_t, uint64_t)", report, error=1, onerror=keep)
+    status = library.colibri_fetch(model, residency, callback, ffi.NULL, error)
+    if raised:
+        raise raised[0]
+    _check(status, error)
 
 
 def plan(model: ModelHandle, params: Params) -> MemoryPlan:
@@ -400,6 +349,55 @@ def sample(context: ContextHandle, logits: Floats, sampling: Any, history: Ids |
     )
     _check_context(status, context)
     return int(out[0])
+
+
+@functools.cache
+def phase_names() -> tuple[str, ...]:
+    """Names of the parts of an evaluation, in the order of enum colibri_phase."""
+    ffi, library = _load()
+    count = int(library.COLIBRI_PHASES)
+    return tuple(ffi.string(library.colibri_phase_name(phase)).decode() for phase in range(count))
+
+
+def profile(phase_ns: Counts, wait_ns: Counts, expert_ticks: Counts) -> Any:
+    """A colibri_profile that points into the arrays [n_layers + 1, phases], the same, [n_layers, n_experts];
+    it keeps them alive."""
+    ffi, _ = _load()
+    arrays = (phase_ns, wait_ns, expert_ticks)
+    if any(array.dtype != np.uint64 or not array.flags.c_contiguous for array in arrays):
+        raise ArgumentError("a profile: expected contiguous uint64 arrays")
+    pointers = [
+        ffi.from_buffer("uint64_t[]", array, require_writable=True) if array.size else ffi.NULL
+        for array in arrays
+    ]
+    struct = ffi.new("colibri_profile *", [len(phase_ns) - 1, expert_ticks.shape[1], *pointers])
+    _PROFILED[struct] = pointers
+    return struct
+
+
+def measure(context: ContextHandle, profile: Any | None) -> None:
+    """Adds the times of later evaluations to a profile(), which must outlive that; None ends it."""
+    ffi, library = _load()
+    _check_context(library.colibri_measure(context, ffi.NULL if profile is None else profile), context)
+
+
+def quantize(type: int, weights: Floats, importance: Floats | None, packed: npt.NDArray[np.uint8]) -> None:
+    """Packs weights [rows, cols] into `packed`, contiguous uint8 of exactly the matrix's bytes; importance
+    [cols]."""
+    ffi, library = _load()
+    error = ffi.new("colibri_error *")
+    rows, cols = weights.shape
+    status = library.colibri_quantize(
+        type,
+        rows,
+        cols,
+        _floats(weights, rows, cols, writable=False),
+        ffi.NULL if importance is None else _floats(importance, 1, cols, writable=False),
+        ffi.from_buffer("uint8_t[]", packed, require_writable=True),
+        packed.nbytes,
+        error,
+    )
+    _check(status, error)
 
 
 def topk_select(values: Floats, k: int) -> Ids:

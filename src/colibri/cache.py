@@ -17,6 +17,7 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+from colibri.entries import WeightTypes, weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Progress, is_container, read_container
 
@@ -35,9 +36,14 @@ def resolve(
     type: str = "q8",
     progress: Progress | None = None,
     notify: Callable[[str], object] | None = None,
+    *,
+    experts: str | None = None,
+    dense: str | None = None,
+    output: str | None = None,
 ) -> Path:
     """The `.colibri` file of `model`: "demo", such a file, or a Hugging Face directory, which is converted
-    to `type` the first time. `notify` gets a sentence when a conversion starts, `progress` follows it.
+    the first time, to types as convert() takes them. `notify` gets a sentence when a conversion starts,
+    `progress` follows it.
     """
     name = os.fspath(model)
     if not name:
@@ -46,7 +52,8 @@ def resolve(
         return _demo()
     path = Path(name)
     if path.is_dir():
-        return _converted(path, type, progress, notify or (lambda text: None))
+        types = weight_types(type, experts=experts, dense=dense, output=output)
+        return _converted(path, types, progress, notify or (lambda text: None))
     if is_container(path):
         return path
     if not path.exists():
@@ -72,11 +79,13 @@ def _demo() -> Path:
     return path
 
 
-def _converted(source: Path, type: str, progress: Progress | None, notify: Callable[[str], object]) -> Path:
+def _converted(
+    source: Path, types: WeightTypes, progress: Progress | None, notify: Callable[[str], object]
+) -> Path:
     from colibri.convert import convert  # heavy: only where something may have to be converted
 
     directory = cache_directory()
-    target = directory / cached_name(source, type)
+    target = directory / cached_name(source, str(types))
     if is_container(target):
         # Headers are cheap to check; a damaged one (a full disk, a failing one) is simply made anew.
         try:
@@ -91,12 +100,13 @@ def _converted(source: Path, type: str, progress: Progress | None, notify: Calla
             f"Cannot create the cache {directory}: {error.strerror}. Set COLIBRI_CACHE to a directory that "
             "can be written, or convert to a file of your own with: colibri convert SOURCE OUT.colibri"
         ) from error
-    notify(f"Converting {source} to {type} once; kept as {target}")
-    return convert(source, target, type, progress=progress).path
+    notify(f"Converting {source} to {types} once; kept as {target}")
+    experts, output = types.experts, types.output
+    return convert(source, target, types.dense, experts=experts, output=output, progress=progress).path
 
 
-def cached_name(source: Path, type: str) -> str:
-    """Name, type and a key over everything that decides the bytes: the fingerprint, the files' times, the
+def cached_name(source: Path, types: str) -> str:
+    """Name, types and a key over everything that decides the bytes: the fingerprint, the files' times, the
     converter.
 
     Times are part of the key because the fingerprint reads only both ends of a weight file.
@@ -106,8 +116,8 @@ def cached_name(source: Path, type: str) -> str:
     from colibri.convert.embedded import fingerprint
 
     weights = weight_files(source)
-    digest = hashlib.sha256(f"{CONVERTER_VERSION}\0{type}\0{fingerprint(source, weights)}".encode())
+    digest = hashlib.sha256(f"{CONVERTER_VERSION}\0{types}\0{fingerprint(source, weights)}".encode())
     for file in weights:
         digest.update(f"\0{file.name}\0{file.stat().st_mtime_ns}".encode())
     name = re.sub(r"[^\w.-]+", "_", source.resolve().name)[:80].lstrip("-.")
-    return f"{name}-{type}-{digest.hexdigest()[:16]}.colibri"
+    return f"{name}-{types.replace(', ', '-').replace(' ', '_')}-{digest.hexdigest()[:16]}.colibri"

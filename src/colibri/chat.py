@@ -169,6 +169,17 @@ def _protector(control: Iterable[str], mark: str) -> Callable[[object], Any]:
     return protect
 
 
+def template_error(template: str) -> str | None:
+    """What is wrong with a template's text, with the line; None if it can be read."""
+    import jinja2
+
+    try:
+        _compile(template, "")
+    except jinja2.TemplateSyntaxError as error:
+        return f"line {error.lineno}: {error.message}"
+    return None
+
+
 @lru_cache(maxsize=4)
 def _compile(template: str, mark: str) -> jinja2.Template:
     from jinja2 import nodes

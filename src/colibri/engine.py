@@ -1,7 +1,7 @@
 """A model that is open and ready: load(), and Model with everything a program does with it.
 
-Owns: checks of parameters and ids, what the file's blobs mean, and drawing tokens for a stream.
-Refuses: arithmetic and memory (the C library), what sequences hold (sequences.py), text rules (tokenizer.py,
+Owns: one model's parts and how they work together, and drawing tokens for a stream. Refuses: arithmetic and
+memory (the C library), what sequences hold (sequences.py), checks (arguments.py), text rules (tokenizer.py,
 chat.py, generate.py)."""
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ import numpy.typing as npt
 
 from colibri import _native as native
 from colibri import chat as chat_template
+from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
 from colibri._native import Floats, Ids, MemoryPlan
+from colibri.arguments import IdList, bounded, checked_ids
 from colibri.cache import DEMO, resolve
-from colibri.errors import ArgumentError, ModelFileError, UnsupportedError
-from colibri.format import read_blobs, read_json_blob
+from colibri.errors import ArgumentError, UnsupportedError
+from colibri.format import read_blobs
 from colibri.generate import Generation, NoText, Stream, Work
+from colibri.model_facts import config_of, generation_rules
 from colibri.sampling import Options, Sampling
 from colibri.sequences import Progress, Sequences
 from colibri.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 _log = logging.getLogger("colibri")
-IdList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class Routing(NamedTuple):
@@ -51,21 +53,40 @@ def load(
     max_batch: int = 1,
     chunk: int | None = None,
     type: str | None = None,
+    experts: str | None = None,
+    dense: str | None = None,
+    output: str | None = None,
+    residency: str = "mapped",
+    prefetch: bool = True,
+    pin: bool = False,
+    progress: Progress | None = None,
 ) -> Model:
     """Opens a model: a `.colibri` file, a Hugging Face directory (converted once into the cache) or "demo".
 
-    threads: 1 to 256, by default the CPUs this process may use. context: most positions of a sequence, prompt
-    and answer together, by default what the model was trained for, up to 4096. max_batch: sequences held at
+    threads: 1 to 256, by default the physical cores this process may use. context: most positions of a
+    sequence, prompt and answer together, by default what the model was trained for, up to 4096. max_batch: sequences held at
     the same time, for batch_logits and for conversations that alternate. chunk: rows evaluated together.
-    type: the weight type, "q8" (default), "bf16" or "f32", that a directory is converted to; an error for
-    what is not converted. A conversion is announced to the logger "colibri", level INFO."""
+    type: the weight type, "q8" (default), "q4", "bf16" or "f32", that a directory is converted to; experts,
+    dense (attention, shared experts, dense feed-forward), output (embedding, output head): another type for
+    these; an error for what is not converted. A conversion is announced to the logger "colibri", level INFO.
+    residency: "mapped" leaves the weights in the page cache and, with prefetch, reads them ahead in a thread
+    while the model is in use already; "resident" copies them into private memory in huge pages first, which
+    is read faster and takes the memory twice until the page cache lets go. pin: each thread but the caller's
+    stays on a physical core. progress(done, total) is called while weights come in, in bytes.
+    """
+    residency_rules.checked(residency, prefetch)
     name = os.fspath(path)
-    if type is not None and (name == DEMO or not Path(name).is_dir()):
-        raise ArgumentError(
-            f"type={type!r} has no effect: {name} is not a Hugging Face directory, so nothing is converted"
-        )
-    file = resolve(name, type or "q8", notify=_log.info)
-    return Model(file, threads=threads, context=context, max_batch=max_batch, chunk=chunk)
+    for key, value in (("type", type), ("experts", experts), ("dense", dense), ("output", output)):
+        if value is not None and (name == DEMO or not Path(name).is_dir()):
+            raise ArgumentError(
+                f"{key}={value!r} has no effect: {name} is not a Hugging Face directory, so nothing is "
+                "converted"
+            )
+    file = resolve(name, type or "q8", notify=_log.info, experts=experts, dense=dense, output=output)
+    return Model(
+        file, threads=threads, context=context, max_batch=max_batch, chunk=chunk, residency=residency,
+        prefetch=prefetch, pin=pin, progress=progress,
+    )  # fmt: skip
 
 
 class Model:
@@ -77,29 +98,38 @@ class Model:
     else it is off: without a default temperature the choice is greedy."""
 
     def __init__(
-        self, path: Path, *, threads: int | None, context: int | None, max_batch: int, chunk: int | None
+        self,
+        path: Path,
+        *,
+        threads: int | None,
+        context: int | None,
+        max_batch: int,
+        chunk: int | None,
+        residency: str,
+        prefetch: bool,
+        pin: bool,
+        progress: Progress | None,
     ) -> None:
         asked = {
-            "threads": _bounded("threads", threads, 256),
-            "context": _bounded("context", context, 2**30),
-            "max_batch": _bounded("max_batch", max_batch, 4096),
-            "chunk": _bounded("chunk", chunk, 4096),
+            "threads": bounded("threads", threads, 256),
+            "context": bounded("context", context, 2**30),
+            "max_batch": bounded("max_batch", max_batch, 4096, optional=False),
+            "chunk": bounded("chunk", chunk, 4096),
         }
         self.path = path
         handle = native.open_model(path)
-        opened = weakref.finalize(self, native.close_model, handle)  # until there is a context
+        opened = weakref.finalize(self, native.close_model, handle)
         info = native.info(handle)
         defaults = native.default_params(handle)
         values = {name: getattr(defaults, name) for name in asked} | {
             k: v for k, v in asked.items() if v is not None
         }
-        if chunk is None:  # the default follows from the other two
-            values["chunk"] = min(values["context"] * values["max_batch"], 512)
-        params = native.Params(**values)
+        params = native.Params(**values, pin=int(pin))
         self.isa, self.n_vocab = info.isa, info.n_vocab
         self.threads, self.context = params.threads, params.context
-        self.max_batch, self.chunk = params.max_batch, params.chunk
-        self.config = _config(handle)
+        self.max_batch = params.max_batch
+        self.chunk = min(params.chunk, params.context * params.max_batch)
+        self.config = config_of(handle)
         if params.context > info.context_length:
             _log.warning(
                 "context %d is longer than the %d positions that %s was trained for: beyond them it may "
@@ -108,9 +138,12 @@ class Model:
                 info.context_length,
                 path.name,
             )
+        fetching = residency_rules.bring_in(handle, residency, prefetch, progress)
+        opened.detach()
+        failed = weakref.finalize(self, _end, fetching, handle)  # until there is a context
         self.memory: MemoryPlan = native.plan(handle, params)
         blobs = read_blobs(path)
-        rules = _rules(blobs)
+        rules = generation_rules(blobs)
         self._defaults, self._end_ids = rules["defaults"], rules["eos_ids"]
         self._template_names = rules["special_tokens"]
         self._tokenizer = (
@@ -127,8 +160,8 @@ class Model:
         template = blobs.get("chat_template.jinja")
         self.chat_template = None if template is None else template.decode("utf-8", "replace")
         context_handle = native.init(handle, params)
-        opened.detach()
-        self._release = weakref.finalize(self, _release, handle, context_handle)
+        failed.detach()
+        self._release = weakref.finalize(self, _end, fetching, handle, context_handle)
         self._sequences = Sequences(context_handle, params, info.n_vocab)
 
     # --- text
@@ -178,7 +211,7 @@ class Model:
         **options: Unpack[Options],
     ) -> Stream:
         """chat() piece by piece."""
-        ids = _checked_ids(self.chat_ids(messages, tools=tools, variables=variables), self.n_vocab)
+        ids = checked_ids(self.chat_ids(messages, tools=tools, variables=variables), self.n_vocab)
         return self._stream(ids, sampling_rules.from_options(options), progress, answer=True)
 
     def chat_ids(
@@ -202,13 +235,13 @@ class Model:
     def prompt_ids(self, prompt: Prompt) -> Ids:
         """The ids that generate() evaluates for a prompt."""
         if not isinstance(prompt, str):
-            return _checked_ids(prompt, self.n_vocab)
+            return checked_ids(prompt, self.n_vocab)
         ids = self.tokenizer.encode_prompt(prompt)
         if not ids:
             raise ArgumentError(
                 "prompt: it is empty, and the model has no BOS token to begin a text with; give a text"
             )
-        return _checked_ids(ids, self.n_vocab)
+        return checked_ids(ids, self.n_vocab)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -227,7 +260,7 @@ class Model:
 
     def batch_logits(self, sequences: Sequence[IdList]) -> list[Floats]:
         """Logits of several sequences evaluated together: at most max_batch, each [n, n_vocab]."""
-        batch = [_checked_ids(ids, self.n_vocab) for ids in sequences]
+        batch = [checked_ids(ids, self.n_vocab) for ids in sequences]
         if not 1 <= len(batch) <= self.max_batch:
             raise ArgumentError(
                 f"sequences: expected 1 to {self.max_batch} (max_batch of load), found {len(batch)} of them"
@@ -242,7 +275,7 @@ class Model:
 
     def routing(self, ids: IdList) -> dict[int, Routing]:
         """Gate logits, chosen experts and their weights for every id, by MoE layer."""
-        checked = _checked_ids(ids, self.n_vocab)
+        checked = checked_ids(ids, self.n_vocab)
         found: dict[int, Routing] = {}
 
         def keep(rows: native.RoutingRows) -> None:
@@ -368,76 +401,10 @@ def _read(stream: Stream) -> Generation:
     return stream.result
 
 
-def _release(model: native.ModelHandle, context: native.ContextHandle) -> None:
-    native.free(context)
+def _end(
+    fetching: Callable[[], None], model: native.ModelHandle, context: native.ContextHandle | None = None
+) -> None:
+    fetching()
+    if context is not None:
+        native.free(context)
     native.close_model(model)
-
-
-def _config(handle: native.ModelHandle) -> dict[str, Any]:
-    """Every config field; a list with one value per layer where the field is per layer."""
-    fields = native.config_schema()["fields"]
-    n_layers = int(native.config_value(handle, "n_layers"))
-    config: dict[str, Any] = {}
-    for field in fields:
-        number = int if field["type"] == "int" else float
-        count = n_layers if field["per_layer"] else 1
-        values = [number(native.config_value(handle, field["name"], layer)) for layer in range(count)]
-        config[field["name"]] = values if field["per_layer"] else values[0]
-    return config
-
-
-def _rules(blobs: Mapping[str, bytes]) -> dict[str, Any]:
-    """generation.json, checked, with every key present."""
-    found = read_json_blob(blobs, "generation.json")
-    empty: dict[str, Any] = {
-        "bos_id": None,
-        "eos_ids": [],
-        "add_bos": False,
-        "defaults": {},
-        "special_tokens": {},
-    }
-    rules = empty | found
-    sound = (
-        (rules["bos_id"] is None or type(rules["bos_id"]) is int)
-        and isinstance(rules["eos_ids"], list)
-        and all(type(id) is int for id in rules["eos_ids"])
-        and isinstance(rules["add_bos"], bool)
-        and isinstance(rules["defaults"], dict)
-        and isinstance(rules["special_tokens"], dict)
-    )
-    if not sound:
-        raise ModelFileError(
-            "the embedded generation.json: expected "
-            '{"bos_id": int or null, "eos_ids": [int], "add_bos": bool, '
-            f'"defaults": {{}}, "special_tokens": {{}}}}, found {found!r:.200}; convert the model again'
-        )
-    return rules
-
-
-def _bounded(name: str, value: object, high: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= high:
-        raise ArgumentError(f"{name}: expected an integer from 1 to {high}, found {value!r}")
-    return int(value)
-
-
-def _checked_ids(ids: IdList, n_vocab: int) -> Ids:
-    """Contiguous int32 [n], n at least 1, every id a row of the embedding."""
-    if isinstance(ids, str | bytes):
-        raise ArgumentError(
-            "ids: expected a list of integers, found a text; Model.tokenizer.encode makes ids of it"
-        )
-    try:
-        array = np.asarray(ids)
-    except (TypeError, ValueError, OverflowError):
-        array = np.empty(0, object)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ArgumentError(f"ids: expected a list of integers, found {ids!r:.80}")
-    if not array.size:
-        raise ArgumentError("ids: expected at least one, found none")
-    wrong = np.flatnonzero((array < 0) | (array >= n_vocab))
-    if wrong.size:
-        at = int(wrong[0])
-        raise ArgumentError(f"ids[{at}]: expected 0 to {n_vocab - 1} (n_vocab - 1), found {array[at]}")
-    return np.ascontiguousarray(array, np.int32)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from colibri.config import Config
-from colibri.quantize import matrix_bytes
+from colibri.quantize import check_type, matrix_bytes
 
 Types = str | Callable[[str], tuple[str, ...]]
 
@@ -27,6 +27,36 @@ ENTRY_CLASSES = (
     "norms",
     "blobs",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTypes:
+    """The weight type of each kind of matrix; a function from an entry's name to its types."""
+
+    experts: str  # routed experts
+    dense: str  # attention, shared experts, dense feed-forward
+    output: str  # embedding and output head
+
+    def __call__(self, name: str) -> tuple[str, ...]:
+        if name in ("embedding", "output"):
+            return (self.output,) * 3
+        return (self.experts if ".experts." in name else self.dense,) * 3
+
+    def __str__(self) -> str:
+        """ "q8", or "q4 experts, q8 dense, q8 output" """
+        if self.experts == self.dense == self.output:
+            return self.dense
+        return f"{self.experts} experts, {self.dense} dense, {self.output} output"
+
+
+def weight_types(
+    type: str, *, experts: str | None = None, dense: str | None = None, output: str | None = None
+) -> WeightTypes:
+    """The choice with `type` where there is none; an error for what is no weight type."""
+    for chosen in (type, experts, dense, output):
+        if chosen is not None:
+            check_type(chosen)
+    return WeightTypes(experts or type, dense or type, output or type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,60 @@
-"""Packs matrices into the panels that the kernels read, and back (docs/FORMAT.md, section 4).
+"""Weight types: packs matrices into the panels that the kernels read (C does it), and back
+(docs/FORMAT.md, section 4).
 
-Owns: the byte layout of the weight types f32, bf16 and q8, and their rounding.
+Owns: names, numbers and sizes of the weight types f32, bf16, q8 and q4; blocks over threads; unpacking.
 Refuses: values that a type cannot hold (NaN, infinity, beyond bf16 or f16 scales); files are the caller's.
 
 Panels of 16 rows are independent, so a matrix may be packed in blocks of `block_rows` rows; joined, the
-blocks are the bytes of the whole matrix, and peak memory is that of one block.
+blocks are the bytes of the whole matrix, and beside them nothing is held.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import numpy.typing as npt
 
-from colibri.errors import ConversionError, ModelFileError
+from colibri import _native
+from colibri.errors import ArgumentError, ConversionError, ModelFileError
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-TYPE_IDS: dict[str, int] = {"f32": 1, "bf16": 2, "q8": 4}
+TYPE_IDS: dict[str, int] = {"f32": 1, "bf16": 2, "q8": 4, "q4": 5}
 TYPE_NAMES: dict[int, str] = {number: name for name, number in TYPE_IDS.items()}
 
 PANEL_ROWS = 16
-GROUP = 32  # elements along k that share a q8 scale
+GROUP = 32  # elements along k that share a scale
+SUPER = 8  # groups of q4 that share their f16 units
 _GROUP_BYTES = GROUP * PANEL_ROWS
 _SCALE_BYTES = 2 * PANEL_ROWS
+_Q4_BYTES = 256  # of a group's quants, and of a super-group's scales
 _ZERO_QUANT = 128  # the byte of q = 0
-# Adding 1.5 x 2^23 leaves no fraction bits: the sum rounds to nearest even and its low byte is the integer's.
-_ROUND_TO_BYTE = np.float32(1.5 * 2**23 + _ZERO_QUANT)
-_SMALLEST_NORMAL_F16 = np.float32(2.0**-14)
-# Elements packed at a time: enough to hide numpy's cost per call, few enough for the cache (measured).
+# Elements packed at a time: a few milliseconds, so that threads end together and Ctrl-C is quick.
 _BLOCK_ELEMENTS = 256 * 1024
+_PLACE = re.compile(r"weights\[(\d+), ")  # how texts of refused weights begin
+
+
+def check_type(type: str) -> None:
+    """An error for what is no weight type."""
+    if type not in TYPE_IDS:
+        raise ConversionError(f"Weight type {type!r} is not known. Choose one of: {', '.join(TYPE_IDS)}.")
 
 
 def panel_bytes(cols: int, type: str) -> int:
     """Bytes of 16 rows of `cols` elements."""
+    check_type(type)
+    groups = -(-cols // GROUP)
     if type == "f32":
         return 64 * cols
     if type == "bf16":
         return 64 * ((cols + 1) // 2)
     if type == "q8":
-        groups = -(-cols // GROUP)
         return -(-(_GROUP_BYTES + _SCALE_BYTES) * groups // 64) * 64
-    raise _unknown(type)
+    return _Q4_BYTES * (groups - (-groups // SUPER))
 
 
 def matrix_bytes(rows: int, cols: int, type: str) -> int:
@@ -49,17 +62,52 @@ def matrix_bytes(rows: int, cols: int, type: str) -> int:
     return -(-rows // PANEL_ROWS) * panel_bytes(cols, type)
 
 
-def pack(matrix: Floats, type: str, *, name: str = "matrix", first_row: int = 0) -> memoryview:
-    """The bytes of float32 [rows, cols] in `type`. `name` and `first_row` serve error texts only."""
-    matrix = np.asarray(matrix, dtype=np.float32)
+def pack(
+    matrix: Floats, type: str, *, importance: Floats | None = None, name: str = "matrix", first_row: int = 0
+) -> memoryview:
+    """The bytes of float32 [rows, cols] in `type`.
+
+    importance [cols], used by q4 only: how much squared errors in a column count, such as the mean square of
+    its activations. `name` and `first_row` serve error texts only.
+    """
+    matrix = np.ascontiguousarray(matrix, dtype=np.float32)
     rows, cols = matrix.shape
-    out = np.zeros((-(-rows // PANEL_ROWS), panel_bytes(cols, type)), dtype=np.uint8)
+    if importance is not None:
+        importance = np.ascontiguousarray(importance, dtype=np.float32)
+        if importance.shape != (cols,):
+            raise ConversionError(
+                f"{name}: expected an importance for each of {cols} columns, found {list(importance.shape)}."
+            )
+    out = np.empty((-(-rows // PANEL_ROWS), panel_bytes(cols, type)), dtype=np.uint8)
     step = block_rows(cols)
-    for start in range(0, rows, step):
+
+    def pack_block(start: int) -> None:
         block = matrix[start : start + step]
-        panels = out[start // PANEL_ROWS : -(-(start + block.shape[0]) // PANEL_ROWS)]
-        _pack_panels(block, type, panels, name, first_row + start)
+        panels = out[start // PANEL_ROWS : (start + step) // PANEL_ROWS]
+        try:
+            _native.quantize(TYPE_IDS[type], block, importance, panels)
+        except ArgumentError as error:
+            raise ConversionError(_with_place(str(error), name, first_row + start)) from None
+
+    starts = range(0, rows if cols else 0, step)
+    threads = min(len(starts), len(os.sched_getaffinity(0)))
+    if threads < 2:
+        for start in starts:
+            pack_block(start)
+    else:
+        pool = ThreadPoolExecutor(threads, "colibri-pack")
+        try:
+            for _ in pool.map(pack_block, starts):  # in order: the first error is that of the first wrong row
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
     return out.reshape(-1).data
+
+
+def _with_place(text: str, name: str, first_row: int) -> str:
+    """The library's text with the tensor's name and row."""
+    found = _PLACE.match(text)
+    return f"{name}[{first_row + int(found[1])}, {text[found.end() :]}" if found else f"{name}: {text}"
 
 
 def unpack(buffer: bytes | bytearray | memoryview | Bytes, rows: int, cols: int, type: str) -> Floats:
@@ -78,6 +126,8 @@ def unpack(buffer: bytes | bytearray | memoryview | Bytes, rows: int, cols: int,
         pairs = panels.view("<u2").reshape(n, -1, PANEL_ROWS, 2).transpose(0, 2, 1, 3)
         bits = pairs.reshape(n * PANEL_ROWS, -1).astype(np.uint32) << 16
         values = bits.view(np.float32)
+    elif type == "q4":
+        values = _unpack_q4(panels, -(-cols // GROUP))
     else:
         groups = -(-cols // GROUP)
         quants = panels[:, : _GROUP_BYTES * groups].reshape(n, groups, GROUP // 4, PANEL_ROWS, 4)
@@ -88,89 +138,25 @@ def unpack(buffer: bytes | bytearray | memoryview | Bytes, rows: int, cols: int,
     return np.ascontiguousarray(values[:rows, :cols])
 
 
+def _unpack_q4(panels: Bytes, groups: int) -> Floats:
+    """q x (d x sc) - (dmin x m), float32 [rows, groups x 32]; products are exact."""
+    n = panels.shape[0]
+    bytes_of = panels[:, : _Q4_BYTES * groups].reshape(n, groups, 4, PANEL_ROWS, 4)
+    q = np.stack([bytes_of & 15, bytes_of >> 4], axis=2)  # [n, group, half, quad, row, element of the quad]
+    q = q.transpose(0, 4, 1, 2, 3, 5).reshape(n, PANEL_ROWS, groups, GROUP).astype(np.float32)
+    records = panels[:, _Q4_BYTES * groups :].reshape(n, -1, _Q4_BYTES)
+    units = np.ascontiguousarray(records[..., :64]).view("<f2").astype(np.float32)
+    units = units.reshape(n, -1, 2, PANEL_ROWS)  # d, dmin
+    words = np.ascontiguousarray(records[..., 64:]).view("<u4").reshape(n, -1, 3, PANEL_ROWS)
+    steps = [words[:, :, i // 5] >> 6 * (i % 5) & 63 for i in range(15)]
+    steps.append(words[:, :, 0] >> 30 | words[:, :, 1] >> 30 << 2 | words[:, :, 2] >> 30 << 4)
+    scales = np.stack(steps, axis=-1).astype(np.float32).reshape(n, -1, PANEL_ROWS, 2, SUPER)
+    scales *= units.transpose(0, 1, 3, 2)[..., None]
+    scale, least = scales.transpose(3, 0, 2, 1, 4).reshape(2, n, PANEL_ROWS, -1)[..., :groups]
+    values: Floats = (q * scale[..., None] - least[..., None]).reshape(n * PANEL_ROWS, -1)
+    return values
+
+
 def block_rows(cols: int) -> int:
     """Rows that are best packed at a time, a multiple of 16."""
     return max(1, _BLOCK_ELEMENTS // max(cols, 1) // PANEL_ROWS) * PANEL_ROWS
-
-
-def _pack_panels(block: Floats, type: str, out: Bytes, name: str, first_row: int) -> None:
-    """Packs up to n x 16 rows into `out` [n, panel bytes], which is zero."""
-    rows, cols = block.shape
-    n = out.shape[0]
-    width = cols if type == "f32" else -(-cols // 2) * 2 if type == "bf16" else -(-cols // GROUP) * GROUP
-    if (n * PANEL_ROWS, width) != block.shape:
-        padded = np.zeros((n * PANEL_ROWS, width), dtype=np.float32)
-        padded[:rows, :cols] = block
-        block = padded
-    if type == "q8":
-        _pack_q8(block, out, name, first_row)
-        return
-    _refuse_non_finite(block, name, first_row)
-    if type == "f32":
-        out.view("<f4").reshape(n, cols, PANEL_ROWS)[:] = block.reshape(n, PANEL_ROWS, cols).transpose(
-            0, 2, 1
-        )
-        return
-    pairs = _round_to_bf16(block, name, first_row).view(np.uint32).reshape(n, PANEL_ROWS, width // 2)
-    out.view("<u4").reshape(n, width // 2, PANEL_ROWS)[:] = pairs.transpose(0, 2, 1)
-
-
-def _round_to_bf16(block: Floats, name: str, first_row: int) -> npt.NDArray[np.uint16]:
-    """Upper halves of the floats, rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(block).view(np.uint32)
-    half = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    beyond = (half & 0x7F80) == 0x7F80
-    if beyond.any():
-        row, col = np.argwhere(beyond)[0]
-        raise ConversionError(
-            f"{name}[{first_row + row}, {col}] is {block[row, col]:g}, too large for bf16 (at most "
-            "3.39e38). Convert with type f32."
-        )
-    return half.astype("<u2")
-
-
-def _pack_q8(block: Floats, out: Bytes, name: str, first_row: int) -> None:
-    n, groups = out.shape[0], block.shape[1] // GROUP
-    x = block.reshape(n * PANEL_ROWS, groups, GROUP)
-    with np.errstate(invalid="ignore", over="ignore"):
-        # Halving folds keep the inner loops long; numpy's max over a short last axis is several times slower.
-        peak = np.abs(x)
-        for half in (16, 8, 4, 2, 1):
-            peak = np.maximum(peak[..., :half], peak[..., half : 2 * half])
-        scale = (peak[..., 0] * np.float32(1 / 127)).astype("<f2")  # [rows, groups]
-    if not np.isfinite(scale).all():
-        _refuse_non_finite(block, name, first_row)
-        row, group = np.argwhere(~np.isfinite(scale))[0]
-        raise ConversionError(
-            f"{name} row {first_row + row} holds {np.abs(x[row, group]).max():g} near column "
-            f"{group * GROUP}, too large for the f16 scale of q8 (at most 65504 x 127). Convert with type "
-            "bf16 or f32."
-        )
-    divisor = scale.astype(np.float32)
-    np.copyto(divisor, np.float32(np.inf), where=divisor == 0)  # a scale that rounds to 0 gives quants 0
-    q = x / divisor[..., None]
-    if (divisor < _SMALLEST_NORMAL_F16).any():  # subnormal scales are coarse: a quotient may pass 127
-        np.clip(q, -127, 127, out=q)
-    q += _ROUND_TO_BYTE
-    quads = q.view(np.uint32).astype(np.uint8).view(np.uint32).reshape(n, PANEL_ROWS, groups * (GROUP // 4))
-    quants_end = _GROUP_BYTES * groups
-    out[:, :quants_end].view("<u4").reshape(n, -1, PANEL_ROWS)[:] = quads.transpose(0, 2, 1)
-    scales = (
-        out[:, quants_end : quants_end + _SCALE_BYTES * groups].view("<f2").reshape(n, groups, PANEL_ROWS)
-    )
-    scales[:] = scale.reshape(n, PANEL_ROWS, groups).transpose(0, 2, 1)
-
-
-def _refuse_non_finite(block: Floats, name: str, first_row: int) -> None:
-    finite = np.isfinite(block)
-    if finite.all():
-        return
-    row, col = np.argwhere(~finite)[0]
-    raise ConversionError(
-        f"{name}[{first_row + row}, {col}] is {block[row, col]}: weights must be finite. The checkpoint is "
-        "damaged or its training diverged; download it again."
-    )
-
-
-def _unknown(type: str) -> ConversionError:
-    return ConversionError(f"Weight type {type!r} is not known. Choose one of: {', '.join(TYPE_IDS)}.")

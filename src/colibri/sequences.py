@@ -26,6 +26,7 @@ class Sequences:
     def __init__(self, context: native.ContextHandle, params: native.Params, n_vocab: int) -> None:
         self.lock = threading.RLock()
         self.cancels = 0  # calls of cancel(): work that began before the latest one ends
+        self.measured = False  # profiling.measure() has given the context its arrays
         self.logits = np.empty(n_vocab, np.float32)  # of the last id given to hold()
         self._cancel_lock = (
             threading.Lock()

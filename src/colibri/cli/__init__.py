@@ -1,7 +1,7 @@
 """The `colibri` command. Results go to stdout, everything else to stderr.
 
-Owns: the list of commands, and how a failure ends: one message on stderr and status 1; 2 for a wrong use of
-options; 130 after Ctrl-C. Refuses: work of its own; each command has a module, which imports the engine only
+Owns: the list of commands, and how a failure ends: one message on stderr and status 1; 2 for a wrong
+argument; 130 after Ctrl-C. Refuses: work of its own; each command has a module, which imports the engine only
 when it runs."""
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Annotated
 
 import typer
 
+from colibri.cli.bench import bench_model
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.inspect import inspect_model
+from colibri.cli.profile import profile_model
 from colibri.cli.run import run_model
-from colibri.errors import ColibriError
+from colibri.errors import ArgumentError, ColibriError
 
 app = typer.Typer(
     name="colibri",
@@ -30,6 +32,8 @@ app = typer.Typer(
 app.command("run")(run_model)
 app.command("convert")(convert_checkpoint)
 app.command("inspect")(inspect_model)
+app.command("bench")(bench_model)
+app.command("profile")(profile_model)
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(arguments, prog_name="colibri")
     except ColibriError as error:
         print(f"colibri: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ArgumentError) else 1)
     except OSError as error:  # a file that no module of ours opened, such as a terminal that went away
         print(f"colibri: {error.strerror or error}", file=sys.stderr)
         sys.exit(1)

@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from colibri.cli.report import bytes_text, note, progress_bar
+from colibri.cli.report import (
+    DenseType,
+    ExpertsType,
+    OutputType,
+    bytes_text,
+    note,
+    progress_bar,
+)
 
 
 def convert_checkpoint(
@@ -25,17 +32,22 @@ def convert_checkpoint(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The .colibri file to write.", show_default=False)
     ],
-    type: Annotated[str, typer.Option(help="Weight type: f32, bf16 or q8.")] = "q8",
+    type: Annotated[str, typer.Option(metavar="TYPE", help="Weight type: f32, bf16, q8 or q4.")] = "q8",
+    experts: ExpertsType = None,
+    dense: DenseType = None,
+    output: OutputType = None,
 ) -> None:
     """Convert a checkpoint into one file that is enough to run. Ctrl-C leaves nothing behind."""
     from colibri.convert import convert
 
     try:
         with progress_bar(source.name) as progress:
-            report = convert(source, out, type, progress=progress)
+            report = convert(
+                source, out, type, experts=experts, dense=dense, output=output, progress=progress
+            )
     except KeyboardInterrupt:
         note("colibri: stopped; nothing was written")
         raise typer.Exit(130) from None
     for remark in report.notes:
         note(f"note: {remark}")
-    note(f"{report.path}: {bytes_text(report.bytes)}, {type}, {report.seconds:.1f} s")
+    note(f"{report.path}: {bytes_text(report.bytes)}, {report.type}, {report.seconds:.1f} s")

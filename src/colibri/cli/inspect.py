@@ -33,7 +33,7 @@ def inspect_model(
     from colibri.inspection import describe
     from colibri.inspection import verify as check
 
-    path = resolve_model(model, None)
+    path = resolve_model(model, {})
     description = describe(path)
     verification = None
     if verify:
@@ -86,7 +86,7 @@ def _as_text(found: Description, verification: Verification | None) -> Iterator[
     yield (
         f"{found.parameters:,} parameters, {found.active_parameters:,} used per token; converted from "
         f"{source.get('name', 'an unnamed checkpoint')} ({source.get('model_type', 'unknown')}, "
-        f"{source.get('type', 'unknown')}) by version {source.get('converter', 'unknown')}"
+        f"{source.get('type', 'unknown')}) with rules of version {source.get('converter', 'unknown')}"
     )
     yield "\nconfig"
     for name, value in found.config.items():

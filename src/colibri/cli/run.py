@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from colibri.cli.report import bytes_text, note, resolve_model
+from colibri.cli.report import (
+    DenseType,
+    ExpertsType,
+    OutputType,
+    bytes_text,
+    note,
+    progress_bar,
+    resolve_model,
+)
 from colibri.errors import ArgumentError, ContextFullError
 
 if TYPE_CHECKING:
@@ -63,13 +71,28 @@ def run_model(
         list[str] | None, typer.Option(help="Text that ends the answer; may be given often.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="1 to 256; none: the CPUs this process may use.")
+        int | None, typer.Option(help="1 to 256; none: the physical cores this process may use.")
     ] = None,
     context: Annotated[int | None, typer.Option(help="Most positions, prompt and answer together.")] = None,
     type: Annotated[
         str | None,
-        typer.Option(help="Weight type when a Hugging Face directory is converted: f32, bf16, q8."),
+        typer.Option(
+            metavar="TYPE", help="Weight type when a Hugging Face directory is converted: f32, bf16, q8, q4."
+        ),
     ] = None,
+    experts: ExpertsType = None,
+    dense: DenseType = None,
+    output: OutputType = None,
+    residency: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND", help="mapped: weights in the page cache; resident: a private copy in huge pages."
+        ),
+    ] = "mapped",
+    prefetch: Annotated[
+        bool, typer.Option(help="Read mapped weights ahead, while the model is in use already.")
+    ] = True,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep each thread on a physical core.")] = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Show speed and memory on stderr afterwards.")
     ] = False,
@@ -95,9 +118,16 @@ def run_model(
         "stop": stop or None,
     }
     Sampling(**options)  # wrong values are told before a model is loaded
+    types = {"type": type, "experts": experts, "dense": dense, "output": output}
     if not chat:
         prompt = _prompt(prompt)
-    with load(resolve_model(model, type), threads=threads, context=context) as opened:
+    file = resolve_model(model, types)
+    with progress_bar(f"reading {file.name}") as bar:
+        opened = load(
+            file, threads=threads, context=context, residency=residency, prefetch=prefetch, pin=pin,
+            progress=None if residency == "mapped" else lambda done, total: bar(done, total, ""),
+        )  # fmt: skip
+    with opened:
         if chat:
             _converse(opened, prompt, system, options, stats)
             return
@@ -112,6 +142,8 @@ def _answer(model: Model, stream: Stream, stats: bool) -> None:
         _end_line(stream.text)
         raise typer.Exit(130) from None
     _end_line(stream.text)
+    if stream.result.n_generated == 0 and stream.result.finish_reason == "length":
+        note("nothing was written: the prompt fills the context; open the model with a larger --context")
     if stats:
         _show_stats(model, [stream.result])
 
@@ -234,8 +266,9 @@ def _show_stats(model: Model, results: list[Generation]) -> None:
     )
     note(f"engine    {model.isa}, threads {model.threads}, context {model.context}, seed {_seed(last)}")
     note(
-        f"memory    {bytes_text(memory.total_bytes)} planned: weights {bytes_text(memory.weights_mapped)} "
-        f"(mapped), model {bytes_text(memory.model)}, KV cache {bytes_text(memory.kv_cache)}, activations "
+        f"memory    {bytes_text(memory.total_bytes)} planned: weights "
+        f"{bytes_text(memory.weights_mapped)} mapped and {bytes_text(memory.weights_resident)} resident, "
+        f"model {bytes_text(memory.model)}, KV cache {bytes_text(memory.kv_cache)}, activations "
         f"{bytes_text(memory.activations)}, sampling {bytes_text(memory.sampling)}, threads "
         f"{bytes_text(memory.threads)}, control {bytes_text(memory.control)}"
     )

@@ -232,6 +232,13 @@ def weight_files(source: Path) -> list[Path]:
     raise ConversionError(f"{source} has no .safetensors files. Is the download complete?")
 
 
+def unused_weight_files(source: Path) -> list[str]:
+    """A note if there are safetensors files beside those that make up the model."""
+    used = {file.name for file in weight_files(source)}
+    others = sorted(file.name for file in source.glob("*.safetensors") if file.name not in used)
+    return [f"not part of the model and left out: {', '.join(others[:5])}"] if others else []
+
+
 def _index_files(index: Path) -> list[str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):

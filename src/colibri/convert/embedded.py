@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from colibri.chat import template_error
 from colibri.convert.checkpoint import Checkpoint, read_json
 from colibri.errors import ConversionError, ModelIOError
 
@@ -68,6 +69,8 @@ def read_embedded(
     template = _chat_template(path, settings)
     if template is not None:
         blobs["chat_template.jinja"] = template.encode()
+        if error := template_error(template):
+            notes.append(f"the chat template cannot be read ({error}): chats will fail, texts will not")
     special = _special_tokens(settings, special_map)
     generation = _generation(
         checkpoint,

@@ -20,14 +20,22 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.convert import embedded
-from colibri.convert.checkpoint import Checkpoint, ReadRows, View, open_checkpoint, reading, widen
+from colibri.convert.checkpoint import (
+    Checkpoint,
+    ReadRows,
+    View,
+    open_checkpoint,
+    reading,
+    unused_weight_files,
+    widen,
+)
 from colibri.convert.keys import Keys
 from colibri.convert.registry import family_of
 from colibri.convert.tensors import resolve
-from colibri.entries import Entry, bytes_by_class
+from colibri.entries import Entry, bytes_by_class, weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Writer, is_container
-from colibri.quantize import TYPE_IDS, block_rows, pack
+from colibri.quantize import block_rows, pack
 
 Progress = Callable[[int, int, str], object]  # (bytes written, bytes of all tensors, entry name)
 
@@ -39,7 +47,7 @@ _BLOCKS_AHEAD = 8  # packed blocks, about 1 MiB each, that may wait for the file
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
     path: Path
-    type: str
+    type: str  # "q8", or "q4 experts, q8 dense, q8 output"
     model_type: str
     entries: int
     bytes: int  # of the file
@@ -56,21 +64,28 @@ def convert(
     out: str | os.PathLike[str],
     type: str = "q8",
     *,
+    experts: str | None = None,
+    dense: str | None = None,
+    output: str | None = None,
     progress: Progress | None = None,
     overwrite: bool = True,
     require_tokenizer: bool = True,
 ) -> ConversionReport:
-    """Converts a Hugging Face directory.
+    """Converts a Hugging Face directory to f32, bf16, q8 or q4.
 
+    experts, dense, output: another type than `type` for routed experts; for attention, shared experts and
+    dense feed-forward; for embedding and output head. Routers and vectors stay f32.
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
     """
     started = time.perf_counter()
-    if type not in TYPE_IDS:
-        raise ConversionError(f"Weight type {type!r} is not known. Choose one of: {', '.join(TYPE_IDS)}.")
+    types = weight_types(type, experts=experts, dense=dense, output=output)
     checkpoint = open_checkpoint(Path(source))
     _check_output(Path(out), checkpoint, overwrite)
+    notes = unused_weight_files(checkpoint.path)
+    if Path(out).exists():
+        notes.append(f"{out} was there before and is replaced")
     keys = Keys(checkpoint.config, checkpoint.path / "config.json")
     family = family_of(keys)
     decoder = family.read_config(keys)
@@ -81,11 +96,13 @@ def convert(
     )
     config["n_vocab_used"] = parts.n_vocab_used
     with reading() as read, _pool() as pool:
-        notes = parts.notes + _untie_if_different(checkpoint, config, read)
+        notes += parts.notes + _untie_if_different(checkpoint, config, read)
         blobs = parts.blobs | {
-            "source.json": embedded.source_json(checkpoint, family.MODEL_TYPES[0], type, CONVERTER_VERSION)
+            "source.json": embedded.source_json(
+                checkpoint, family.MODEL_TYPES[0], str(types), CONVERTER_VERSION
+            )
         }
-        writer = Writer(out, config, type, blobs)
+        writer = Writer(out, config, types, blobs)
         views, ignored = resolve(checkpoint, family, writer.tensors, writer.config)
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
@@ -97,7 +114,7 @@ def convert(
                 writer.write(entry.name, count(entry.name, chunks))
     return ConversionReport(
         path=writer.path,
-        type=type,
+        type=str(types),
         model_type=family.MODEL_TYPES[0],
         entries=len(writer.entries),
         bytes=writer.bytes,
@@ -171,7 +188,7 @@ def _source_bytes(view: View) -> int:
 
 
 def _pool() -> ThreadPoolExecutor:
-    """numpy lets other threads run while it computes, so blocks are packed side by side."""
+    """Packing lets other threads run, so blocks are packed side by side."""
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), "colibri-convert")
 
 

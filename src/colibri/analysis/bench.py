@@ -1,0 +1,218 @@
+"""The benchmark: turns interleaved over the thread counts, their medians, and what they say about the machine.
+
+Owns: the order of turns, medians, rates and shares. Refuses: tables (cli/bench.py) and measuring itself
+(turns.py, bandwidth.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from colibri import _native as native
+from colibri.analysis import bandwidth, machine, turns
+from colibri.analysis.cost import Cost, cost
+from colibri.analysis.turns import Settings, Start, Turn
+from colibri.errors import ArgumentError, ContextFullError
+from colibri.inspection import Description, describe
+
+Progress = Callable[[int, int, str], object]  # turns done, turns in all, what runs now
+_DROPPED = 0.01  # most of a file that may still be cached for a start to count as cold
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One thread count: its turns, and medians over them."""
+
+    threads: int
+    turns: tuple[Turn, ...]
+    settings: Settings
+    cost: Cost
+
+    def rates(self, what: str) -> list[float]:
+        """Tokens per second of "prefill" or "decode", turn after turn."""
+        if what == "prefill":
+            return [self.settings.n_prompt / turn.prefill_seconds for turn in self.turns]
+        return [self.settings.n_decode / turn.decode_seconds for turn in self.turns]
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of a token in the middle of the decoding."""
+        return self.cost.decode_bytes(self.settings.n_prompt + (self.settings.n_decode + 1) / 2)
+
+    def data(self) -> dict[str, Any]:
+        """Every figure; units are in the key names, G is 1e9."""
+        prefill, decode = self.rates("prefill"), self.rates("decode")
+        reached = [self.bytes_per_token * rate / 1e9 for rate in decode]
+        read = [(turn.before.gb_per_s + turn.after.gb_per_s) / 2 for turn in self.turns]
+        probes = [probe for turn in self.turns for probe in (turn.before, turn.after)]
+        peaks = [turn.peak_bytes for turn in self.turns if turn.peak_bytes is not None]
+        plan = self.turns[0].plan
+        flops = self.cost.prefill_flops(self.settings.n_prompt)
+        return {
+            "threads": self.threads,
+            "isa": self.turns[0].isa,
+            "turns": len(self.turns),
+            **_spread("prefill_tok_per_s", prefill),
+            **_spread("decode_tok_per_s", decode),
+            "prompt_to_first_token_ms": median(1e3 * turn.prefill_seconds for turn in self.turns),
+            "start_warm_ms": _start_data([turn.start for turn in self.turns]),
+            "decode_bytes_per_token": self.bytes_per_token,
+            **_spread("decode_gb_per_s", reached),
+            **_spread("read_gb_per_s", read),
+            "decode_share_of_read": median(a / b for a, b in zip(reached, read, strict=True)),
+            "read_probe_is_memory_bound": all(probe.memory_bound for probe in probes),
+            "prefill_gop_per_s": flops * median(prefill) / self.settings.n_prompt / 1e9,
+            "peak_rss_bytes": max(peaks, default=None),
+            "peak_rss_beyond_plan_bytes": max(peaks) - plan["total_bytes"] if peaks else None,
+            "plan_bytes": plan,
+            "outside_matrices_us_per_token": median(
+                turn.outside_matrices_us_per_token for turn in self.turns
+            ),
+            "barrier_wait_share": median(turn.barrier_wait_share for turn in self.turns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """A start after the file was dropped from the page cache, or why there is none."""
+
+    threads: int
+    start: Start | None
+    cached_share: float | None  # of the file, still cached when it should have been dropped; None: unknown
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole benchmark."""
+
+    model: Description
+    settings: Settings
+    repeats: int
+    cost: Cost
+    probe_buffer_bytes: int
+    cells: tuple[Cell, ...]
+    cold: Cold
+    machine: dict[str, Any]
+
+    def data(self) -> dict[str, Any]:
+        """One JSON object; units are in the key names."""
+        cold = self.cold
+        return {
+            "version": native.version(),
+            "machine": self.machine,
+            "model": {
+                "path": str(self.model.path),
+                "name": self.model.source.get("name"),
+                "file_bytes": self.model.bytes,
+                "bytes_by_type": self.model.types,
+                "parameters": self.model.parameters,
+                "active_parameters": self.model.active_parameters,
+            },
+            "prompt_tokens": self.settings.n_prompt,
+            "decode_tokens": self.settings.n_decode,
+            "repeats": self.repeats,
+            "token_cost": asdict(self.cost),
+            "read_probe": {"method": bandwidth.NAME, "buffer_bytes": self.probe_buffer_bytes},
+            "cells": [cell.data() for cell in self.cells],
+            "start_cold": {
+                "threads": cold.threads,
+                "start_ms": None if cold.start is None else _start_data([cold.start]),
+                "file_cached_share": cold.cached_share,
+                "not_measured_because": cold.reason,
+            },
+        }
+
+
+def bench(
+    path: Path,
+    *,
+    n_prompt: int,
+    n_decode: int,
+    threads: Sequence[int] | None = None,
+    repeats: int,
+    progress: Progress | None = None,
+) -> Report:
+    """Measures a `.colibri` file. Each turn is a process of its own, with a warm-up that does not count;
+    repeat after repeat, every thread count takes its turn. Read bandwidth is probed before and after each
+    decoding. threads: one or more counts; None is what the engine would choose."""
+    _check(n_prompt=n_prompt, n_decode=n_decode, repeats=repeats)
+    if threads is None:
+        threads = [_default_threads(path)]
+    if not threads or len(set(threads)) != len(threads) or any(not 1 <= n <= 256 for n in threads):
+        raise ArgumentError(f"threads: expected different integers from 1 to 256, found {list(threads)}")
+    description = describe(path)
+    context = description.config["context_length"]
+    if n_prompt + n_decode > context:
+        raise ContextFullError(
+            f"{n_prompt} prompt and {n_decode} decoded tokens are {n_prompt + n_decode}, the model was trained "
+            f"for {context}: choose fewer"
+        )
+    settings, before = Settings(path, n_prompt, n_decode), machine.describe()
+    total, done = repeats * len(threads) + 1, 0
+    found: dict[int, list[Turn]] = {n: [] for n in threads}
+    probe = bandwidth.Probe()
+    _read_once(path)
+    for repeat in range(repeats):
+        for n in threads:
+            if progress is not None:
+                progress(done, total, f"{n} threads, turn {repeat + 1} of {repeats}")
+            found[n].append(turns.take(settings, n, probe, seed=repeat))
+            done += 1
+    if progress is not None:
+        progress(done, total, "cold start")
+    price = cost(path)
+    cells = tuple(Cell(n, tuple(of), settings, price) for n, of in found.items())
+    cold = _cold_start(settings, max(threads))
+    return Report(description, settings, repeats, price, probe.bytes, cells, cold, before)
+
+
+def _cold_start(settings: Settings, threads: int) -> Cold:
+    try:
+        share = turns.drop(settings.model)
+    except OSError as error:
+        return Cold(threads, None, None, f"the file could not be dropped: {error.strerror or error}")
+    if share is None:
+        return Cold(threads, None, None, "this system does not tell whether the file was dropped")
+    if share > _DROPPED:
+        return Cold(threads, None, share, f"{share:.0%} of the file stayed in the page cache")
+    return Cold(threads, turns.start_only(settings, threads, seed=0), share, None)
+
+
+def _default_threads(path: Path) -> int:
+    model = native.open_model(path)
+    try:
+        return native.default_params(model).threads
+    finally:
+        native.close_model(model)
+
+
+def _read_once(path: Path) -> None:
+    """Into the page cache, so that the first turn is as warm as the others."""
+    with path.open("rb", buffering=0) as file:
+        block = bytearray(4 << 20)
+        while file.readinto(block):
+            pass
+
+
+def _check(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ArgumentError(f"{name}: expected at least 1, found {value}")
+
+
+def _spread(name: str, values: list[float]) -> dict[str, float]:
+    return {name: median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _start_data(starts: list[Start]) -> dict[str, float]:
+    """Medians, in milliseconds."""
+    return {
+        "process_to_first_token": median(1e3 * start.whole for start in starts),
+        "open": median(1e3 * start.open for start in starts),
+        "open_to_first_token": median(1e3 * start.open_to_first_token for start in starts),
+    }

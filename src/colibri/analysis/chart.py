@@ -1,0 +1,123 @@
+"""A profile as an icicle: engine, then prefill and decode, layers, phases, experts; width is time.
+
+Owns: one standalone SVG without scripts or references; titles appear when the pointer rests on a box.
+Refuses: measuring. Boxes too narrow to see are left out, and the title of what holds them tells the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from colibri.analysis.phases import Part, Report
+
+_WIDTH, _ROW, _MARGIN, _HEAD = 1600.0, 22, 10, 34
+_NARROWEST = 0.3  # of a box, in pixels
+_LETTER = 6.6  # width of a character
+_COLOURS = {  # by phase; matrices are warm, what is around them cool
+    "qkv": "#f2b56b",
+    "attn_out": "#eda256",
+    "gate_up": "#e8865a",
+    "down": "#e06c55",
+    "output": "#d9a441",
+    "attend": "#7fb7d6",
+    "router": "#8fc9a3",
+}
+_OTHER_PHASE, _PLAIN, _EXPERT = "#b9c4cf", "#dfe3e8", "#f3d9c4"
+_EXPERT_PHASES = ("gate_up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box and what is below it; nanoseconds. Children may take less than their box, never more."""
+
+    name: str
+    title: str
+    ns: float
+    colour: str
+    children: tuple[Box, ...] = ()
+
+
+def tree(report: Report) -> Box:
+    """The whole profile as boxes."""
+    parts = tuple(_part(part) for part in report.parts)
+    total = sum(part.ns for part in parts)
+    name = f"colibri, {report.threads} threads, {report.isa}"
+    return Box(name, f"{name}: {_ms(total)}", total, _PLAIN, parts)
+
+
+def _part(part: Part) -> Box:
+    profile = part.timed.profile
+    layers = []
+    for row in range(len(profile.phase_ns)):
+        inside = row < len(profile.phase_ns) - 1
+        phases = tuple(_phases(part, row))
+        ns = sum(phase.ns for phase in phases)
+        name = f"layer {row}" if inside else "outside the layers"
+        waited = int(profile.wait_ns[row].sum())
+        layers.append(Box(name, f"{part.name}, {name}: {_ms(ns)}, waited {_ms(waited)}", ns, _PLAIN, phases))
+    ns = sum(layer.ns for layer in layers)
+    title = f"{part.name}: {part.timed.tokens} tokens, {_ms(ns)}, {ns / part.timed.tokens / 1e3:.1f} us a token"
+    return Box(part.name, title, ns, _PLAIN, tuple(layers))
+
+
+def _phases(part: Part, row: int) -> Iterator[Box]:
+    """The phases of a layer. Ticks of experts are those of both matrix phases, so each shows their shares."""
+    profile = part.timed.profile
+    experts = part.experts(row) if row < len(profile.expert_ticks) else []
+    for at, name in enumerate(profile.phases):
+        ns, waited = int(profile.phase_ns[row, at]), int(profile.wait_ns[row, at])
+        if not ns:
+            continue
+        below = ()
+        if name in _EXPERT_PHASES:
+            below = tuple(
+                Box(
+                    f"{one.number}",
+                    f"layer {row}, expert {one.number}: {one.ticks_share:.1%} of the experts' ticks, "
+                    f"{one.rows} rows",
+                    ns * one.ticks_share,
+                    _EXPERT,
+                )
+                for one in experts
+            )
+        title = f"{part.name}, layer {row}, {name}: {_ms(ns)}, waited {_ms(waited)}"
+        yield Box(name, title, ns, _COLOURS.get(name, _OTHER_PHASE), below)
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:.3f} ms"
+
+
+def svg(report: Report) -> str:
+    """The chart."""
+    root = tree(report)
+    height = _HEAD + 5 * _ROW + 2 * _MARGIN
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 2 * _MARGIN:.0f}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH + 2 * _MARGIN:.0f} {height}" font-family="monospace" font-size="11">',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<text x="{_MARGIN}" y="{_MARGIN + 12}" font-size="13">{escape(report.path.name)}: time by part, '
+        "layer, phase, expert. Width is time; rest the pointer on a box.</text>",
+    ]
+    scale = _WIDTH / root.ns if root.ns else 0.0
+    lines += _boxes(root, float(_MARGIN), 0, scale)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _boxes(box: Box, x: float, depth: int, scale: float) -> Iterator[str]:
+    width = box.ns * scale
+    if width < _NARROWEST:
+        return
+    y = _HEAD + depth * _ROW
+    text = box.name if len(box.name) * _LETTER + 4 <= width else ""
+    yield (
+        f'<g><title>{escape(box.title)}</title><rect x="{x:.2f}" y="{y}" width="{width:.2f}" '
+        f'height="{_ROW - 1}" fill="{box.colour}" stroke="#ffffff" stroke-width="0.5"/>'
+        + (f'<text x="{x + 2:.2f}" y="{y + 14}">{escape(text)}</text>' if text else "")
+        + "</g>"
+    )
+    for child in box.children:
+        yield from _boxes(child, x, depth + 1, scale)
+        x += child.ns * scale

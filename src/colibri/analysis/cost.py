@@ -1,0 +1,73 @@
+"""What a token costs by the model file's directory: bytes that decoding reads, operations of its matrices.
+
+Owns: the count. Refuses: time. Padding counts where it is read (panels of 16 rows), not between entries.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from colibri.config import Config
+from colibri.entries import Entry, entry_class
+from colibri.format import read_container
+from colibri.quantize import panel_bytes
+
+_KV_BYTES = 4  # the cache holds f32; values are padded to a multiple of 16 elements of a head
+_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one token. A layer's experts count as n_experts_used of their mean size."""
+
+    embedding_bytes: int  # the panel that holds the token's row
+    dense_bytes: int  # attention, norms, routers, shared experts, dense feed-forward
+    experts_bytes: int  # of the chosen experts
+    output_bytes: int  # output head
+    kv_bytes_per_position: int  # keys and values of all layers
+    layers_flops: int  # 2 x multiply-adds of all matrices but the output head
+    output_flops: int
+
+    def decode_bytes(self, positions: float) -> float:
+        """Read for a token that looks at so many positions, itself included."""
+        weights = self.embedding_bytes + self.dense_bytes + self.experts_bytes + self.output_bytes
+        return weights + positions * self.kv_bytes_per_position
+
+    def prefill_flops(self, n_ids: int) -> int:
+        """Of a prompt of which only the last id's logits are wanted. Attention scores do not count."""
+        return n_ids * self.layers_flops + self.output_flops
+
+
+def cost(path: str | os.PathLike[str]) -> Cost:
+    """The cost of a token of this model."""
+    container = read_container(path)
+    return count(container.config, [entry for entry in container.entries if entry.kind != "blob"])
+
+
+def count(config: Config, tensors: list[Entry]) -> Cost:
+    """The same from a config and the entries of its tensors."""
+    head = "embedding" if config["tied_output"] else "output"
+    embedding_bytes = dense_bytes = output_bytes = output_flops = layers_flops = 0
+    experts: dict[str, list[Entry]] = {}
+    for entry in tensors:
+        flops = sum(2 * rows * cols for rows, cols, _ in entry.matrices)
+        if entry.name == "embedding":
+            embedding_bytes = panel_bytes(entry.cols, entry.types[0])
+        if entry.name == head:
+            output_bytes, output_flops = entry.bytes, flops
+        elif entry.kind == "expert":
+            experts.setdefault(entry.name.rpartition(".")[0], []).append(entry)
+        elif entry_class(entry) != "embedding":
+            dense_bytes += entry.bytes
+            layers_flops += flops
+    experts_bytes = 0
+    for layer in experts.values():
+        used = config["n_experts_used"]
+        experts_bytes += used * sum(entry.bytes for entry in layer) // len(layer)
+        layers_flops += used * sum(2 * rows * cols for rows, cols, _ in layer[0].matrices)
+    padded = -(-config["head_dim"] // _LANES) * _LANES
+    kv = config["n_layers"] * config["n_kv_heads"] * (config["head_dim"] + padded) * _KV_BYTES
+    return Cost(
+        embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, layers_flops, output_flops
+    )

@@ -1,0 +1,147 @@
+"""Instructions of a decoded token: by hardware counters where the machine has them (perf), else simulated
+(callgrind of valgrind), which also tells the functions.
+
+Owns: the child process that decodes and nothing else (python -m colibri.analysis.instructions MODEL TOKENS),
+and reading what the tools say. One thread: waiting threads would count too.
+Refuses: installing tools; what is missing is named.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colibri.errors import ColibriError, UnsupportedError
+
+_CONTEXT = 64
+_TOP = 12  # functions shown
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """Of one decoded token, on average."""
+
+    tool: str  # "perf" or "callgrind"
+    tokens: int  # decoded to find out
+    per_token: float
+    functions: tuple[tuple[str, float], ...]  # (name, instructions a token of its own), most first; perf: none
+    note: str
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "tool": self.tool,
+            "tokens": self.tokens,
+            "instructions_per_token": self.per_token,
+            "functions": [{"name": name, "instructions_per_token": own} for name, own in self.functions],
+            "note": self.note,
+        }
+
+
+def count(path: Path, tokens: int) -> Instructions:
+    """Decodes so many tokens (at most 63) in child processes."""
+    tokens = min(tokens, _CONTEXT - 1)
+    reasons = []
+    perf, valgrind = shutil.which("perf"), shutil.which("valgrind")
+    if perf is None:
+        reasons.append("perf is not installed")
+    else:
+        found = _by_counters(perf, path, tokens)
+        if found is not None:
+            return found
+        reasons.append("perf sees no instruction counter here")
+    if valgrind is not None:
+        return _by_simulation(valgrind, path, tokens, reasons[0])
+    raise UnsupportedError(
+        f"--instructions: {reasons[0]}, and valgrind is not installed. Install valgrind (it needs no hardware "
+        "counters), or perf on a machine that lets you read them."
+    )
+
+
+def _child(path: Path, tokens: int) -> list[str]:
+    return [sys.executable, "-m", "colibri.analysis.instructions", str(path), str(tokens)]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "LC_ALL": "C"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
+
+
+def _by_counters(perf: str, path: Path, tokens: int) -> Instructions | None:
+    """The difference of a run with one token and one with more, so that Python's own start does not count."""
+    counts = []
+    for n in (1, 1 + tokens):
+        command = [perf, "stat", "-x", ",", "-e", "instructions:u", "--", *_child(path, n)]
+        match = re.search(r"^(\d+),[^,]*,instructions", _run(command).stderr, re.MULTILINE)
+        if match is None:
+            return None
+        counts.append(int(match[1]))
+    per_token = (counts[1] - counts[0]) / tokens
+    return Instructions("perf", tokens, per_token, (), "user space, the loop in Python included")
+
+
+def _by_simulation(valgrind: str, path: Path, tokens: int, why: str) -> Instructions:
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "callgrind.out"
+        options = ["--tool=callgrind", f"--callgrind-out-file={out}", "--toggle-collect=colibri_run_inference"]
+        done = _run([valgrind, *options, *_child(path, tokens)])
+        if done.returncode or not out.exists():
+            raise ColibriError(f"valgrind failed with status {done.returncode}:\n{done.stderr[-2000:]}")
+        own = function_costs(out.read_text(encoding="utf-8", errors="replace").splitlines())
+    isa = done.stdout.strip()
+    functions = sorted(((name, cost / tokens) for name, cost in own.items()), key=lambda item: -item[1])
+    note = f"simulated with the {isa} kernels, since {why}"
+    return Instructions("callgrind", tokens, sum(own.values()) / tokens, tuple(functions[:_TOP]), note)
+
+
+def function_costs(lines: Iterable[str]) -> dict[str, int]:
+    """Own instructions of each function in a callgrind.out file. The line after "calls=" is what the callee
+    cost, which counts there."""
+    names: dict[str, str] = {}
+    costs: dict[str, int] = {}
+    function, skip = "", False
+    for line in lines:
+        if line.startswith("fn="):
+            number, _, name = line[3:].partition(" ")
+            function = names.setdefault(number, name) if name else names.get(number, number)
+        elif line.startswith("calls="):
+            skip = True
+        elif re.match(r"[\d+*-]", line):
+            words = line.split()
+            if not skip and len(words) > 1:
+                costs[function] = costs.get(function, 0) + int(words[1])
+            skip = False
+    return costs
+
+
+def main() -> None:
+    """Decodes TOKENS ids of MODEL; prints the kernel set. The library's thin functions only: a simulated
+    Python is slow."""
+    import numpy as np
+
+    from colibri import _native as native
+
+    path, tokens = Path(sys.argv[1]), int(sys.argv[2])
+    model = native.open_model(path)
+    info = native.info(model)
+    defaults = native.default_params(model)
+    values = {name: getattr(defaults, name) for name in defaults.__slots__}
+    context = native.init(model, native.Params(**values | {"context": _CONTEXT, "threads": 1, "chunk": 1}))
+    ids = np.random.default_rng(0).integers(0, info.n_vocab_used, tokens, dtype=np.int32)
+    logits = np.empty(info.n_vocab, np.float32)
+    for at in range(tokens):
+        native.run_inference(context, ids[at : at + 1], logits)
+    native.free(context)
+    native.close_model(model)
+    print(info.isa)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Where a model's time goes: prefill and decode by phase, layer and expert.
+
+Owns: the runs, and the figures as data. Refuses: tables (cli/profile.py) and drawing (chart.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri import _native as native
+from colibri.analysis import machine
+from colibri.analysis.runs import Loops, Timed, outside_matrices_ns, wait_share
+from colibri.engine import Model, load
+from colibri.errors import ArgumentError, ContextFullError
+
+_WARM_UP_TOKENS = 8
+Rows = npt.NDArray[np.int64]  # [n_layers, n_experts]
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """One expert of a layer in one part. Ticks are those of all threads."""
+
+    number: int
+    rows: int  # tokens that chose it
+    ticks: int
+    ticks_share: float  # of all experts of the layer
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Prefill or decode."""
+
+    name: str
+    timed: Timed
+    rows: Rows
+
+    def experts(self, layer: int) -> list[Expert]:
+        """Those that were chosen, slowest first."""
+        ticks = self.timed.profile.expert_ticks[layer]
+        total = int(ticks.sum()) or 1
+        found = [
+            Expert(number, int(self.rows[layer, number]), int(ticks[number]), int(ticks[number]) / total)
+            for number in range(len(ticks))
+            if ticks[number] or self.rows[layer, number]
+        ]
+        return sorted(found, key=lambda expert: (-expert.ticks, expert.number))
+
+    def data(self) -> dict[str, Any]:
+        """Units are in the key names; lists have an item for each layer, and one for what belongs to none."""
+        profile, tokens = self.timed.profile, self.timed.tokens
+        return {
+            "tokens": tokens,
+            "seconds": self.timed.seconds,
+            "us_per_token": self.timed.seconds / tokens * 1e6,
+            "tok_per_s": tokens / self.timed.seconds,
+            "measured_ns": int(profile.phase_ns.sum()),
+            "outside_matrices_us_per_token": outside_matrices_ns(profile) / tokens / 1e3,
+            "barrier_wait_share": wait_share(profile),
+            "phases": {
+                name: {
+                    "ns": int(profile.phase_ns[:, at].sum()),
+                    "wait_ns": int(profile.wait_ns[:, at].sum()),
+                    "ns_by_layer": profile.phase_ns[:, at].tolist(),
+                    "wait_ns_by_layer": profile.wait_ns[:, at].tolist(),
+                }
+                for at, name in enumerate(profile.phases)
+            },
+            "experts": [
+                [
+                    {"expert": one.number, "rows": one.rows, "ticks": one.ticks, "share": one.ticks_share}
+                    for one in self.experts(layer)
+                ]
+                for layer in range(len(profile.expert_ticks))
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Both parts of one run."""
+
+    path: Path
+    isa: str
+    threads: int
+    n_layers: int
+    n_experts: int  # the largest of all layers
+    parts: tuple[Part, Part]  # prefill, decode
+    machine: dict[str, Any]
+
+    def data(self) -> dict[str, Any]:
+        """One JSON object."""
+        return {
+            "version": native.version(),
+            "machine": self.machine,
+            "model": {"path": str(self.path), "n_layers": self.n_layers, "n_experts": self.n_experts},
+            "threads": self.threads,
+            "isa": self.isa,
+            **{part.name: part.data() for part in self.parts},
+        }
+
+
+def profile(path: Path, *, n_prompt: int, n_decode: int, threads: int | None = None) -> Report:
+    """Evaluates a prompt of random ids and decodes after it, once as a warm-up and once measured."""
+    for name, value in (("n_prompt", n_prompt), ("n_decode", n_decode)):
+        if value < 1:
+            raise ArgumentError(f"{name}: expected at least 1, found {value}")
+    with load(path, threads=threads, context=n_prompt + n_decode) as model:
+        limit = model.config["context_length"]
+        if n_prompt + n_decode > limit:
+            raise ContextFullError(
+                f"{n_prompt} prompt and {n_decode} decoded tokens are {n_prompt + n_decode}, the model was "
+                f"trained for {limit}: choose fewer"
+            )
+        described = machine.describe()
+        loops = Loops(model, n_prompt, n_decode)
+        loops.prefill()
+        loops.decode(min(_WARM_UP_TOKENS, n_decode))
+        loops.renew()
+        prefill, decode = loops.timed()
+        rows = _rows(model, loops)
+        return Report(
+            path,
+            model.isa,
+            model.threads,
+            model.config["n_layers"],
+            max(model.config["n_experts"]),
+            (Part("prefill", prefill, rows[0]), Part("decode", decode, rows[1])),
+            described,
+        )
+
+
+def _rows(model: Model, loops: Loops) -> tuple[Rows, Rows]:
+    """How many tokens of the prompt, and of those decoded, chose each expert: asked of a second evaluation,
+    which decides alike, so that watching costs the measured one nothing."""
+    shape = (model.config["n_layers"], max(model.config["n_experts"]))
+    found = np.zeros((2, *shape), np.int64)
+    if shape[1]:
+        for layer, routing in model.routing(loops.ids).items():
+            for at, chosen in enumerate((routing.experts[: loops.n_prompt], routing.experts[loops.n_prompt :])):
+                found[at, layer] = np.bincount(chosen.ravel(), minlength=shape[1])
+    return found[0], found[1]

@@ -1,0 +1,91 @@
+"""One thread count in a process of its own, driven by turns.py: python -m colibri.analysis.worker SETTINGS
+
+Owns: the order of what is measured. SETTINGS is a JSON object {"model", "threads", "prompt", "decode",
+"seed"}; the process opens the model, evaluates a short prompt, answers, and then serves the lines "prefill",
+"decode" and "phases" of stdin until it ends. Answers are JSON lines on stdout; a failure is {"error"}.
+Refuses: probes of memory, which would count as this process's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from colibri.analysis import machine
+from colibri.analysis.runs import Loops, outside_matrices_ns, wait_share
+from colibri.engine import Model, load
+from colibri.errors import ColibriError
+from colibri.profiling import measure
+
+SHORT_PROMPT = 4  # ids of the first evaluation
+_WARM_UP_TOKENS = 8
+_PHASE_TOKENS = 32  # decoded again with times by phase, at most
+
+
+def _start(settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+    """The open model after its first token, and when (time.time()) each step was done."""
+    imported = time.time()
+    context = max(settings["prompt"] + settings["decode"], SHORT_PROMPT)
+    model = load(settings["model"], threads=settings["threads"], context=context)
+    loaded = time.time()
+    Loops(model, SHORT_PROMPT, 0, settings["seed"]).prefill()
+    first = time.time()
+    times = {"imported_at": imported, "loaded_at": loaded, "first_token_at": first}
+    return model, times | {"isa": model.isa, "plan": dataclasses.asdict(model.memory)}
+
+
+def _serve(settings: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+    model, started = _start(settings)
+    with model:
+        answer(started)
+        loops = Loops(model, settings["prompt"], settings["decode"], settings["seed"])
+        for line in sys.stdin:
+            answer({"prefill": _prefill, "decode": _decode, "phases": _phases}[line.strip()](loops))
+
+
+def _prefill(loops: Loops) -> dict[str, Any]:
+    loops.renew()
+    loops.prefill()
+    loops.decode(min(_WARM_UP_TOKENS, loops.n_decode))
+    loops.renew()
+    return {"seconds": loops.prefill()}
+
+
+def _decode(loops: Loops) -> dict[str, Any]:
+    return {"seconds": loops.decode(), "memory": machine.process_bytes()}
+
+
+def _phases(loops: Loops) -> dict[str, Any]:
+    n = min(_PHASE_TOKENS, loops.n_decode)
+    with measure(loops.model) as profile:
+        loops.decode(n)
+    return {
+        "outside_matrices_us_per_token": outside_matrices_ns(profile) / n / 1e3,
+        "barrier_wait_share": wait_share(profile),
+    }
+
+
+def main() -> None:
+    """What libraries print goes to stderr: stdout is for answers."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+
+        def answer(value: dict[str, Any]) -> None:
+            answers.write(json.dumps(value) + "\n")
+            answers.flush()
+
+        try:
+            _serve(json.loads(sys.argv[1]), answer)
+        except ColibriError as error:
+            answer({"error": str(error)})
+        except (KeyboardInterrupt, BrokenPipeError):
+            os._exit(130)  # the parent is ending too; nothing is left to say
+
+
+if __name__ == "__main__":
+    main()

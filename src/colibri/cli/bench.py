@@ -1,0 +1,181 @@
+"""`colibri bench`: how fast a model runs on this machine, and how near that is to what the machine can do.
+
+Owns: options and their combinations, the report as a table and as JSON. Refuses: measuring
+(colibri.analysis).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from colibri.cli.report import (
+    DenseType,
+    ExpertsType,
+    OutputType,
+    bytes_text,
+    note,
+    print_tables,
+    progress_bar,
+    resolve_model,
+    step_bar,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from colibri.analysis.bench import Report
+
+_Row = tuple[str, Callable[[dict[str, Any]], str]]
+
+
+def bench_model(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help='A .colibri file, a Hugging Face directory, or "demo".'),
+    ] = None,
+    synthetic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Instead of MODEL, random weights of a known size, written once into the cache: olmoe-7b, "
+            "qwen3-moe-1b, mixtral-tiny.",
+        ),
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
+    decode: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 64,
+    threads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N...]", help="Thread counts; none: the one that the engine chooses.", show_default=False
+        ),
+    ] = None,
+    repeat: Annotated[int, typer.Option(help="Turns of each thread count, interleaved.")] = 5,
+    type: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Weight type of a Hugging Face directory or of --synthetic: f32, bf16, q8 (default) or q4.",
+        ),
+    ] = None,
+    experts: ExpertsType = None,
+    dense: DenseType = None,
+    output: OutputType = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure prefill, decode, start and memory; every turn is a fresh process."""
+    from colibri.analysis import bench, machine
+
+    counts = _thread_counts(threads)
+    types = {"type": type, "experts": experts, "dense": dense, "output": output}
+    path = _model_file(model, synthetic, types)
+    if machine.is_busy():
+        note(
+            f"note: the machine is not quiet: load {machine.load():.1f} on {machine.cpus()} processors. Take "
+            "the figures as a trial only."
+        )
+    with step_bar("measuring") as progress:
+        report = bench.bench(
+            path, n_prompt=prompt, n_decode=decode, threads=counts, repeats=repeat, progress=progress
+        )
+    if as_json:
+        print(json.dumps(report.data(), indent=1, ensure_ascii=False))
+        return
+    print_tables(_table(report))
+    print("\n".join(_remarks(report)))
+
+
+def _thread_counts(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise typer.BadParameter(f"--threads: expected numbers with commas between them, found {text!r}")
+    return [int(word) for word in words]
+
+
+def _model_file(model: str | None, synthetic: str | None, types: dict[str, str | None]) -> Path:
+    if synthetic is None:
+        if model is None:
+            raise typer.BadParameter("nothing to measure: give a MODEL, or a size with --synthetic NAME")
+        return resolve_model(model, types)
+    if model is not None:
+        raise typer.BadParameter(f"--synthetic {synthetic} and MODEL {model} are two models: give one of them")
+    from colibri.analysis.synthetic import cached
+    from colibri.entries import weight_types
+
+    others = {option: value for option, value in types.items() if option != "type"}
+    chosen = weight_types(types["type"] or "q8", **others)
+    with progress_bar(f"writing {synthetic}") as progress:
+        return cached(synthetic, chosen, progress=progress, notify=note)
+
+
+def _spread(name: str, form: str) -> Callable[[dict[str, Any]], str]:
+    def text(cell: dict[str, Any]) -> str:
+        low, high = cell[f"{name}_min"], cell[f"{name}_max"]
+        return f"{cell[name]:{form}} ({low:{form}} - {high:{form}})"
+
+    return text
+
+
+_ROWS: Sequence[_Row] = (
+    ("prefill, tok/s", _spread("prefill_tok_per_s", ".1f")),
+    ("decode, tok/s", _spread("decode_tok_per_s", ".2f")),
+    ("first token after the prompt, ms", lambda c: f"{c['prompt_to_first_token_ms']:.1f}"),
+    ("warm start: open to first token, ms", lambda c: f"{c['start_warm_ms']['open_to_first_token']:.1f}"),
+    ("  with interpreter and imports, ms", lambda c: f"{c['start_warm_ms']['process_to_first_token']:.1f}"),
+    ("read per decoded token", lambda c: bytes_text(round(c["decode_bytes_per_token"]))),
+    ("  that is, GB/s", _spread("decode_gb_per_s", ".2f")),
+    ("the machine reads, GB/s", _spread("read_gb_per_s", ".2f")),
+    ("  share reached", lambda c: f"{c['decode_share_of_read']:.1%}"),
+    ("prefill, GOP/s", lambda c: f"{c['prefill_gop_per_s']:.1f}"),
+    ("outside matrices, us per token", lambda c: f"{c['outside_matrices_us_per_token']:.1f}"),
+    ("waiting at barriers, share of decode", lambda c: f"{c['barrier_wait_share']:.2%}"),
+    ("planned memory", lambda c: bytes_text(c["plan_bytes"]["total_bytes"])),
+    ("peak resident, Python included", lambda c: _bytes_or(c["peak_rss_bytes"], "not told by the system")),
+)
+
+
+def _bytes_or(count: int | None, otherwise: str) -> str:
+    return otherwise if count is None else bytes_text(count)
+
+
+def _table(report: Report) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    data = report.data()
+    table = Table(box=box.SIMPLE_HEAD, title=f"{report.model.path.name}, {bytes_text(report.model.bytes)}")
+    table.add_column(f"prompt {data['prompt_tokens']}, decode {data['decode_tokens']}")
+    for cell in data["cells"]:
+        plural = "thread" if cell["threads"] == 1 else "threads"
+        table.add_column(f"{cell['threads']} {plural}, {cell['isa']}", justify="right")
+    for name, text in _ROWS:
+        table.add_row(name, *(text(cell) for cell in data["cells"]))
+    return table
+
+
+def _remarks(report: Report) -> list[str]:
+    """What the table cannot say."""
+    data = report.data()
+    machine, cold = data["machine"], data["start_cold"]
+    if cold["start_ms"] is None:
+        start = f"cold start: not measured, {cold['not_measured_because']}"
+    else:
+        times = cold["start_ms"]
+        start = (
+            f"cold start, {cold['threads']} threads: open to first token {times['open_to_first_token']:.1f} ms, "
+            f"with interpreter and imports {times['process_to_first_token']:.1f} ms"
+        )
+    lines = [
+        f"medians of {report.repeats} turns (smallest - largest); {machine['cpu']}, {machine['cpus']} processors",
+        start,
+        f"reading: {data['read_probe']['method']}; buffer {bytes_text(report.probe_buffer_bytes)}",
+    ]
+    if not all(cell["read_probe_is_memory_bound"] for cell in data["cells"]):
+        lines.append("the probe was not limited by memory: take the share reached as an upper bound")
+    return lines

@@ -1,0 +1,168 @@
+"""`colibri profile`: where a model's time goes, by phase, layer and expert.
+
+Owns: options, tables, JSON, writing the chart. Refuses: measuring and drawing (colibri.analysis).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from colibri.cli.report import note, print_tables, resolve_model
+from colibri.errors import ModelIOError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from colibri.analysis.instructions import Instructions
+    from colibri.analysis.phases import Part, Report
+
+_SHOWN = 3  # experts of a layer
+
+
+def profile_model(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help='A .colibri file, a Hugging Face directory, or "demo".', show_default=False
+        ),
+    ],
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
+    decode: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 64,
+    threads: Annotated[
+        int | None, typer.Option(help="1 to 256; none: the number that the engine chooses.")
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Also draw the times into this file.")
+    ] = None,
+    instructions: Annotated[
+        bool,
+        typer.Option(
+            "--instructions",
+            help="Also count instructions of a decoded token, with perf or valgrind (slow), on one thread.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure time by phase, layer and expert, in prefill and in decode."""
+    from colibri.analysis import phases
+
+    path = resolve_model(model, {})
+    report = phases.profile(path, n_prompt=prompt, n_decode=decode, threads=threads)
+    if chart is not None:
+        _draw(report, chart)
+    counted = _count(path, decode) if instructions else None
+    if as_json:
+        data = report.data() | ({} if counted is None else {"instructions": counted.data()})
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+        return
+    tables = [_phase_table(report), *map(_layer_table, report.parts)]
+    print_tables(*tables, *([] if counted is None else [_instruction_table(counted)]))
+
+
+def _draw(report: Report, file: Path) -> None:
+    from colibri.analysis.chart import svg
+
+    try:
+        file.write_text(svg(report), encoding="utf-8")
+    except OSError as error:
+        raise ModelIOError(f"Cannot write {file}: {error.strerror or error}.") from error
+    note(f"{file}: written")
+
+
+def _count(path: Path, decode: int) -> Instructions:
+    from colibri.analysis import instructions
+
+    return instructions.count(path, min(decode, 8))
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+
+
+def _phase_table(report: Report) -> Table:
+    """Microseconds a token, share and waiting of each phase, prefill beside decode."""
+    table = _table(f"{report.path.name}, {report.threads} threads, {report.isa}: time by phase, us per token")
+    table.add_column("phase")
+    for part in report.parts:
+        for name in (f"{part.name} {part.timed.tokens}", "share", "of it waiting"):
+            table.add_column(name, justify="right")
+    for at, phase in enumerate(report.parts[0].timed.profile.phases):
+        cells: list[str] = []
+        for part in report.parts:
+            profile = part.timed.profile
+            ns, waited = int(profile.phase_ns[:, at].sum()), int(profile.wait_ns[:, at].sum())
+            cells += _cells(ns, waited, int(profile.phase_ns.sum()), part)
+        table.add_row(phase, *cells)
+    table.add_section()
+    cells = []
+    for part in report.parts:
+        profile = part.timed.profile
+        total = int(profile.phase_ns.sum())
+        cells += _cells(total, int(profile.wait_ns.sum()), total, part)
+    table.add_row("all", *cells)
+    table.add_row("tok/s", *_first_of_three(f"{p.timed.tokens / p.timed.seconds:.1f}" for p in report.parts))
+    outside = (f"{p.data()['outside_matrices_us_per_token']:.1f}" for p in report.parts)
+    table.add_row("outside matrices", *_first_of_three(outside))
+    return table
+
+
+def _cells(ns: int, waited: int, total: int, part: Part) -> list[str]:
+    return [f"{ns / part.timed.tokens / 1e3:.1f}", _share(ns, total), _share(waited, ns)]
+
+
+def _first_of_three(texts: Iterable[str]) -> list[str]:
+    return [cell for text in texts for cell in (text, "", "")]
+
+
+def _share(a: int, b: int) -> str:
+    return f"{a / b:.1%}" if b else "-"
+
+
+def _layer_table(part: Part) -> Table:
+    """Layers with their most expensive experts."""
+    profile, tokens = part.timed.profile, part.timed.tokens
+    table = _table(f"{part.name}: time by layer, us per token; experts: share of the layer's ticks (rows)")
+    for name in ("layer", "time", "share", "of it waiting", "largest phase"):
+        table.add_column(name, justify="right" if name != "largest phase" else "left")
+    if profile.expert_ticks.size:
+        table.add_column("slowest experts")
+        table.add_column("most used experts")
+    total = int(profile.phase_ns.sum())
+    for row, phase_ns in enumerate(profile.phase_ns):
+        ns = int(phase_ns.sum())
+        name = str(row) if row < len(profile.phase_ns) - 1 else "outside"
+        waited = _share(int(profile.wait_ns[row].sum()), ns)
+        largest = profile.phases[int(phase_ns.argmax())]
+        cells = [name, f"{ns / tokens / 1e3:.1f}", _share(ns, total), waited, largest]
+        if profile.expert_ticks.size:
+            cells += _experts(part, row) if name != "outside" else ["", ""]
+        table.add_row(*cells)
+    return table
+
+
+def _experts(part: Part, layer: int) -> list[str]:
+    slowest = part.experts(layer)
+    used = sorted(slowest, key=lambda one: (-one.rows, one.number))
+    return [
+        ", ".join(f"{one.number}: {one.ticks_share:.1%} ({one.rows})" for one in order[:_SHOWN])
+        for order in (slowest, used)
+    ]
+
+
+def _instruction_table(counted: Instructions) -> Table:
+    table = _table(f"instructions of a decoded token, by {counted.tool}: {counted.note}")
+    table.add_column("function")
+    table.add_column("instructions", justify="right")
+    table.add_column("share", justify="right")
+    for name, own in counted.functions:
+        table.add_row(name, f"{own:,.0f}", f"{own / counted.per_token:.1%}" if counted.per_token else "-")
+    table.add_row("all", f"{counted.per_token:,.0f}", "")
+    return table
