@@ -39,8 +39,8 @@ MODELS = (
     "llama_llama3",
     "qwen3_tied",
 )
-CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8")]
-ISAS = ("scalar", "avx2", "avx512")
+CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q4")]
+ISAS = ("scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod")
 
 
 def ids_of(length: int, seed: int = 0) -> list[int]:
