@@ -73,9 +73,15 @@ FLAGS_asan    := $(SANITIZE) -fsanitize=address
 FLAGS_ubsan   := $(SANITIZE) -fsanitize=undefined
 FLAGS_tsan    := $(SANITIZE) -fsanitize=thread
 # The emulation is fused (and fast) only on top of AVX2 and FMA: a processor of 2013 or later.
-FLAGS_simde   := -O2 -mavx2 -mfma -mf16c '-DCOLIBRI_AVX512_HEADER="../../tests/c/avx512_emulated.h"' $(SIMDE)
-VARIANTS      := release debug asan ubsan tsan simde
+FLAGS_simde   := -O2 -mavx2 -mfma -mf16c '-DCOLIBRI_AVX512_HEADER="../../tests/c/avx512_emulated.h"' \
+                 '-DCOLIBRI_AVX_VNNI_HEADER="../../tests/c/avx_vnni_emulated.h"' $(SIMDE)
+FLAGS_aarch64 := $(FLAGS_release) -static
+VARIANTS      := release debug asan ubsan tsan simde aarch64
 SIMDE         ?=
+# Compiler and archiver of a variant that the machine's own do not serve; how its programs are run.
+CC_aarch64    ?= aarch64-linux-gnu-gcc
+AR_aarch64    ?= aarch64-linux-gnu-ar
+QEMU_AARCH64  ?= qemu-aarch64-static
 
 CORE := $(wildcard core/*.c core/kernels/*.c)
 
@@ -84,16 +90,16 @@ define variant
 build/$(1)/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	@echo '  cc       $$@'
-	@$$(CC) $$(CSTD) $$(FLAGS_$(1)) $$(CFLAGS) $$(INCLUDE) -MMD -MP -c $$< -o $$@
+	@$$(or $$(CC_$(1)),$$(CC)) $$(CSTD) $$(FLAGS_$(1)) $$(CFLAGS) $$(INCLUDE) -MMD -MP -c $$< -o $$@
 build/$(1)/libcolibri.a: $$(CORE:%.c=build/$(1)/%.o)
-	@rm -f $$@ && $$(AR) rcs $$@ $$^
+	@rm -f $$@ && $$(or $$(AR_$(1)),$$(AR)) rcs $$@ $$^
 build/$(1)/libcolibri.so: $$(CORE:%.c=build/$(1)/%.o)
 	@echo '  link     $$@'
-	@$$(CC) $$(FLAGS_$(1)) $$(CFLAGS) -shared -Wl,-soname,$$(SONAME) $$(LDFLAGS) $$^ $$(LIBS) -o $$@
+	@$$(or $$(CC_$(1)),$$(CC)) $$(FLAGS_$(1)) $$(CFLAGS) -shared -Wl,-soname,$$(SONAME) $$(LDFLAGS) $$^ $$(LIBS) -o $$@
 	@ln -sf libcolibri.so build/$(1)/$$(SONAME)
 build/$(1)/colibri_test build/$(1)/kernel_test: build/$(1)/%: build/$(1)/tests/c/%.o build/$(1)/libcolibri.a
 	@echo '  link     $$@'
-	@$$(CC) $$(FLAGS_$(1)) $$(CFLAGS) $$(LDFLAGS) $$^ $$(LIBS) -o $$@
+	@$$(or $$(CC_$(1)),$$(CC)) $$(FLAGS_$(1)) $$(CFLAGS) $$(LDFLAGS) $$^ $$(LIBS) -o $$@
 -include $$(patsubst %.c,build/$(1)/%.d,$$(CORE) tests/c/colibri_test.c tests/c/kernel_test.c)
 endef
 $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
@@ -102,7 +108,7 @@ $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
 build/libcolibri.so build/libcolibri.a build/colibri_test build/kernel_test: build/%: build/release/%
 	@ln -sf release/$* $@
 
-.PHONY: lib debug colibri_test kernel_test kernel_test_simde example asan ubsan tsan
+.PHONY: lib debug colibri_test kernel_test kernel_test_simde kernel_test_neon example asan ubsan tsan
 lib: build/libcolibri.so build/libcolibri.a ## build/libcolibri.so and .a
 	@ln -sf release/$(SONAME) build/$(SONAME)
 
@@ -113,8 +119,16 @@ colibri_test: build/colibri_test ## build/colibri_test: load a model, check it, 
 kernel_test: build/kernel_test ## build/kernel_test, and run it: every kernel against scalar C, byte by byte
 	build/kernel_test
 
-kernel_test_simde: build/simde/kernel_test ## the same with emulated AVX-512 (Debian: libsimde-dev; SIMDE=-I... elsewhere)
-	build/simde/kernel_test
+kernel_test_simde: build/simde/kernel_test ## with AVX-512 and AVX-VNNI emulated (Debian: libsimde-dev; SIMDE=-I... elsewhere)
+	build/simde/kernel_test avx512 avx2-vnni
+
+# One run recorded by this machine's kernels must be repeated bit for bit; a core without dot products, then one with.
+kernel_test_neon: build/aarch64/kernel_test build/aarch64/colibri_test build/colibri_test ## both NEON sets in QEMU (Debian: gcc-aarch64-linux-gnu, qemu-user-static)
+	QEMU_CPU=cortex-a72 $(QEMU_AARCH64) build/aarch64/kernel_test neon
+	QEMU_CPU=neoverse-n1 $(QEMU_AARCH64) build/aarch64/kernel_test neon neon-dotprod
+	build/colibri_test $(MODEL) --threads 1 --tokens 24 --dump build/aarch64/dispatch.txt >/dev/null
+	for cpu in cortex-a72 neoverse-n1; do QEMU_CPU=$$cpu $(QEMU_AARCH64) build/aarch64/colibri_test $(MODEL) \
+	    --threads 2 --tokens 24 --replay build/aarch64/dispatch.txt || exit 1; done
 
 example: lib ## compile examples/c/minimal.c in one line and run it on MODEL and IDS
 	$(CC) examples/c/minimal.c -Iinclude -Lbuild -lcolibri -Wl,-rpath,'$(CURDIR)/build' -o build/minimal

@@ -14,8 +14,8 @@
  *     any chunking of a prompt.
  *   - All counts are int32_t unless they are bytes (uint64_t). Arrays are row-major.
  *
- * The environment variable COLIBRI_ISA = scalar | avx2 | avx512 forces a kernel set; an unknown or
- * unavailable one is an error of colibri_open.
+ * The environment variable COLIBRI_ISA = scalar | avx2 | avx2-vnni | avx512 | neon | neon-dotprod forces a kernel set; an
+ * unknown or unavailable one is an error of colibri_open.
  */
 #ifndef COLIBRI_H
 #define COLIBRI_H

@@ -1,21 +1,31 @@
-/* avx2.c: the kernel set for x86-64 with AVX2, FMA and F16C (2013 on). Sixteen lanes are two registers. */
+/* avx2.c: the kernel set for x86-64 with AVX2, FMA and F16C (2013 on). Sixteen lanes are two registers. With AVX2_VNNI
+ * (avx2_vnni.c) the set for processors that have AVX-VNNI too. */
 #if defined(__x86_64__)
+#if defined(AVX2_VNNI) && !defined(COLIBRI_AVX_VNNI_HEADER)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
+#elif defined(__GNUC__)
+#pragma GCC target("avx2,fma,f16c,avxvnni")
+#endif
+#else
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #elif defined(__GNUC__)
 #pragma GCC target("avx2,fma,f16c")
 #endif
+#endif
 
 #include <immintrin.h>
+#if defined(AVX2_VNNI) && defined(COLIBRI_AVX_VNNI_HEADER)
+#include COLIBRI_AVX_VNNI_HEADER
+#endif
 #include <stdint.h>
 #include <string.h>
 
 typedef struct vf { __m256 a, b; } vf;
 typedef struct vi { __m256i a, b; } vi;
 typedef struct wq { __m256i a, b; } wq;
-typedef struct aq { __m256i size, sign; } aq; /* |x|, x */
 typedef struct nq { __m256i a, b; } nq;
-typedef struct ni { __m256i a, b; } ni; /* 16-bit lanes, two of them a row: 8 x 2 x 15 x 127 fits */
 
 #define VF(x, y) ((vf){x, y})
 #define VI(x, y) ((vi){x, y})
@@ -77,6 +87,54 @@ static inline void vi_store_i8(int8_t *p, vi v)
     _mm_storeu_si128((__m128i *)(void *)p, bytes);
 }
 
+static inline vi vi_load(const uint8_t *p) { return VI(load_bytes(p), load_bytes(p + 32)); }
+
+static inline vi vi_bits(vi v, int shift, int n)
+{
+    const __m256i mask = _mm256_set1_epi32((1 << n) - 1);
+    return VI(_mm256_and_si256(_mm256_srli_epi32(v.a, shift), mask), _mm256_and_si256(_mm256_srli_epi32(v.b, shift), mask));
+}
+
+static inline void nq_load(const uint8_t *p, nq *low, nq *high)
+{
+    const __m256i a = load_bytes(p), b = load_bytes(p + 32), mask = _mm256_set1_epi8(15);
+    *low = (nq){_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
+    *high = (nq){_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
+}
+
+#if defined(AVX2_VNNI)
+/* Stored weights, unsigned, times activations, signed: what the instruction multiplies. */
+typedef __m256i aq;
+typedef vi ni;
+
+static inline wq wq_load(const uint8_t *p) { return (wq){load_bytes(p), load_bytes(p + 32)}; }
+
+static inline aq aq_load(const uint8_t *p)
+{
+    int32_t quad;
+    memcpy(&quad, p, sizeof quad);
+    return _mm256_set1_epi32(quad);
+}
+
+static inline vi vi_dot4(vi acc, wq w, aq x)
+{
+    return VI(_mm256_dpbusd_avx_epi32(acc.a, w.a, x), _mm256_dpbusd_avx_epi32(acc.b, w.b, x));
+}
+
+static inline ni ni_zero(void) { return vi_set1(0); }
+static inline vi ni_sum(ni acc) { return acc; }
+
+static inline ni ni_dot4(ni acc, nq w, aq x)
+{
+    return VI(_mm256_dpbusd_avx_epi32(acc.a, w.a, x), _mm256_dpbusd_avx_epi32(acc.b, w.b, x));
+}
+
+#define KERNELS kernels_avx2_vnni
+#define KERNELS_NAME "avx2-vnni"
+#else
+typedef struct aq { __m256i size, sign; } aq; /* |x|, x */
+typedef struct ni { __m256i a, b; } ni;       /* 16-bit lanes, two of them a row: 8 x 2 x 15 x 127 fits */
+
 /* |x| times (q with the sign of x): both below 128, so that two products fit 16 bits and nothing saturates. */
 static inline wq wq_load(const uint8_t *p)
 {
@@ -100,21 +158,6 @@ static inline vi vi_dot4(vi acc, wq w, aq x)
     return VI(_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, one)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, one)));
 }
 
-static inline vi vi_load(const uint8_t *p) { return VI(load_bytes(p), load_bytes(p + 32)); }
-
-static inline vi vi_bits(vi v, int shift, int n)
-{
-    const __m256i mask = _mm256_set1_epi32((1 << n) - 1);
-    return VI(_mm256_and_si256(_mm256_srli_epi32(v.a, shift), mask), _mm256_and_si256(_mm256_srli_epi32(v.b, shift), mask));
-}
-
-static inline void nq_load(const uint8_t *p, nq *low, nq *high)
-{
-    const __m256i a = load_bytes(p), b = load_bytes(p + 32), mask = _mm256_set1_epi8(15);
-    *low = (nq){_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
-    *high = (nq){_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
-}
-
 static inline ni ni_zero(void) { return (ni){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 
 static inline ni ni_dot4(ni acc, nq w, aq x)
@@ -130,9 +173,12 @@ static inline vi ni_sum(ni acc)
 }
 
 #define Q8_SIGNED 1
-#define MATMUL_TILE 4
 #define KERNELS kernels_avx2
 #define KERNELS_NAME "avx2"
+#endif
+
+#define MATMUL_TILE 4
+#define MATMUL_PANELS 4
 #include "body.h"
 
 #if defined(__clang__)

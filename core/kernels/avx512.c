@@ -91,6 +91,7 @@ static inline aq aq_load(const uint8_t *p)
 }
 
 #define MATMUL_TILE 8
+#define MATMUL_PANELS 4
 #define KERNELS kernels_avx512
 #define KERNELS_NAME "avx512"
 #include "body.h"

@@ -3,11 +3,13 @@
  *   quantize  colibri_quantize refuses what it cannot pack, saying why, and writes every byte of what it can
  *   memory    a context in a buffer of exactly the planned size: nothing written outside, all wiped by colibri_free
  *   dispatch  a prompt in one piece and token by token: same logits, same experts, same weights, bit for bit
+ *   measure   colibri_measure: what it refuses, what it notes, the same logits with and without
  *   speed     prefill and decode
  *
  *   colibri_test MODEL.colibri [--threads N] [--tokens N] [--dump FILE] [--replay FILE]
  *
- * --dump writes the dispatch trace (a line per row and layer: position, layer, then expert:weight in hex bits);
+ * --dump writes the dispatch trace (a line per row and layer: position, layer, then expert:weight in hex bits; the last
+ * one: a hash of the last position's logits);
  * --replay compares this run's trace with such a file, made by another thread count, instruction set or machine. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "../../core/session.h"
@@ -110,6 +112,7 @@ struct trace { /* one entry per (position, layer, rank) */
     const colibri_model *model;
     int32_t *experts;
     float *weights;
+    uint64_t logits; /* FNV-1a of the last position's */
 };
 
 static size_t trace_at(const struct trace *trace, int32_t position, int32_t layer)
@@ -155,6 +158,7 @@ static void write_trace(const struct trace *trace, int32_t positions, FILE *file
             fputc('\n', file);
         }
     }
+    fprintf(file, "logits %016llx\n", (unsigned long long)trace->logits);
 }
 
 static void replay_trace(const struct trace *trace, int32_t positions, const char *path)
@@ -242,6 +246,8 @@ static void check_dispatch(colibri_model *model, const colibri_params *params, c
     check(memcmp(whole, single, n_vocab * 4) == 0, "dispatch: %d tokens at once and one by one: same logits", n);
     check(memcmp(first.experts, second.experts, entries * 4) == 0 && memcmp(first.weights, second.weights, entries * 4) == 0,
           "dispatch: the same experts and weights");
+    first.logits = 14695981039346656037u;
+    for (size_t i = 0; i < n_vocab * 4; i++) first.logits = (first.logits ^ ((const uint8_t *)whole)[i]) * 1099511628211u;
     if (options->dump != NULL) {
         FILE *const file = fopen(options->dump, "w");
         if (file == NULL) stop(options->dump, "cannot be written");
@@ -273,6 +279,56 @@ static void measure(colibri_model *model, const colibri_params *params, const in
     printf("speed   %s, %d threads: prefill %.0f tokens/s (%d), decode %.0f tokens/s (%d)\n", model->info.isa, params->threads,
            half / prefill, half, n > half ? (n - half) / decode : 0, n - half);
     colibri_free(context);
+}
+
+/* ---- times ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t sum_of(const uint64_t *values, size_t n)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) sum += values[i];
+    return sum;
+}
+
+static void check_measure(colibri_model *model, const colibri_params *params, const int32_t *ids, int32_t n, float *logits)
+{
+    const int32_t layers = model->info.n_layers, experts = model->info.n_experts;
+    const size_t cells = ((size_t)layers + 1) * COLIBRI_PHASES, ticks = (size_t)layers * (size_t)experts;
+    uint64_t *const phase = take(cells * 8), *const wait = take(cells * 8), *const tick = take(ticks * 8 + 8);
+    float *const plain = take((size_t)model->info.n_vocab * 4);
+    colibri_context *const context = start(model, params);
+    const colibri_profile good = {layers, experts, phase, wait, experts > 0 ? tick : NULL};
+    colibri_profile wrong[] = {good, good, good, good, good};
+    wrong[0].n_layers++;
+    wrong[1].n_experts--;
+    wrong[2].phase_ns = NULL;
+    wrong[3].wait_ns = NULL;
+    wrong[4].expert_ticks = NULL;
+    for (int i = 0; i < 5 - (experts == 0); i++) {
+        const int32_t status = colibri_measure(context, &wrong[i]);
+        check(status == COLIBRI_ERROR_ARGUMENT, "measure: refused: %s", colibri_last_error(context)->text);
+    }
+    check(colibri_measure(NULL, &good) == COLIBRI_ERROR_ARGUMENT, "measure: no context is refused");
+    int named = 0;
+    while (colibri_phase_name(named) != NULL) named++;
+    check(named == COLIBRI_PHASES && colibri_phase_name(-1) == NULL, "measure: %d phases have names", named);
+    run(context, ids, n, plain, NULL);
+    check(sum_of(phase, cells) == 0, "measure: a refused profile is not written to");
+    colibri_rewind(context, 0, 0);
+    check(colibri_measure(context, &good) == COLIBRI_OK, "measure: a whole profile is taken");
+    run(context, ids, n, logits, NULL);
+    const uint64_t total = sum_of(phase, cells);
+    check(total > 0 && sum_of(wait, cells) <= total && (experts == 0 || sum_of(tick, ticks) > 0), "measure: times are noted");
+    check(memcmp(plain, logits, (size_t)model->info.n_vocab * 4) == 0, "measure: the same logits with and without");
+    check(colibri_measure(context, NULL) == COLIBRI_OK, "measure: NULL ends it");
+    colibri_rewind(context, 0, 0);
+    run(context, ids, n, logits, NULL);
+    check(sum_of(phase, cells) == total, "measure: nothing is added afterwards");
+    colibri_free(context);
+    free(phase);
+    free(wait);
+    free(tick);
+    free(plain);
 }
 
 /* ---- packing weights ------------------------------------------------------------------------------------------- */
@@ -355,6 +411,7 @@ int main(int argc, char **argv)
     check_quantize();
     check_memory(model, params, ids, n, logits);
     check_dispatch(model, &params, ids, n, &options);
+    check_measure(model, &params, ids, n, logits);
     measure(model, &params, ids, n, logits);
     free(ids);
     free(logits);
