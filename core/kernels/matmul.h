@@ -1,6 +1,9 @@
 /* matmul.h: matrix products of every weight type, and the look-up of a row: a part of body.h, which includes it once for
  * each instruction set. Refuses: dividing the work; a caller gives panels and rows. */
 
+/* Loops over the panels and rows of a tile: their bodies must be laid out for sums to stay in registers. */
+#define UNROLL _Pragma("GCC unroll 16")
+
 /* Most accumulators that a register tile may hold: panels x activation rows. */
 enum { TILE_MAX = MATMUL_TILE > 4 ? MATMUL_TILE : 4 };
 
@@ -22,15 +25,15 @@ INLINE void tile_f32(const struct matmul *m, int32_t panel, int32_t t, const int
     const uint8_t *w = m->w->data + (size_t)panel * bytes;
     const float *x[TILE_MAX];
     vf acc[TILE_MAX];
-    for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
-    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    UNROLL for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
+    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
     for (int32_t k = 0; k < m->w->cols; k++, w += 64) {
-        for (int p = 0; p < P; p++) {
+        UNROLL for (int p = 0; p < P; p++) {
             const vf weight = vf_load((const float *)(const void *)(w + (size_t)p * bytes));
-            for (int j = 0; j < T; j++) acc[p * T + j] = vf_fma(weight, vf_set1(x[j][k]), acc[p * T + j]);
+            UNROLL for (int j = 0; j < T; j++) acc[p * T + j] = vf_fma(weight, vf_set1(x[j][k]), acc[p * T + j]);
         }
     }
-    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
 }
 
 INLINE void tile_bf16(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
@@ -39,21 +42,21 @@ INLINE void tile_bf16(const struct matmul *m, int32_t panel, int32_t t, const in
     const uint8_t *w = m->w->data + (size_t)panel * bytes;
     const float *x[TILE_MAX];
     vf acc[TILE_MAX];
-    for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
-    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    UNROLL for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
+    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
     for (int32_t k = 0; k < m->w->cols; k += 2, w += 64) {
         const bool pair = k + 1 < m->w->cols;
-        for (int p = 0; p < P; p++) {
+        UNROLL for (int p = 0; p < P; p++) {
             vf even, odd;
             vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
-            for (int j = 0; j < T; j++) {
+            UNROLL for (int j = 0; j < T; j++) {
                 vf sum = vf_fma(even, vf_set1(x[j][k]), acc[p * T + j]);
                 if (pair) sum = vf_fma(odd, vf_set1(x[j][k + 1]), sum);
                 acc[p * T + j] = sum;
             }
         }
     }
-    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
 }
 
 INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
@@ -62,11 +65,11 @@ INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int 
     const uint8_t *const w = m->w->data + (size_t)panel * bytes;
     const uint8_t *x[TILE_MAX];
     vf acc[TILE_MAX];
-    for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
-    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    UNROLL for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
+    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
     for (size_t g = 0; g < groups; g++) {
         vi dot[TILE_MAX];
-        for (int i = 0; i < P * T; i++) {
+        UNROLL for (int i = 0; i < P * T; i++) {
 #ifdef Q8_SIGNED
             dot[i] = vi_set1(0);
 #else
@@ -77,29 +80,29 @@ INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int 
         for (int quad = 0; quad < Q8_GROUP / 4; quad++) {
             if (P > T) { /* few rows: activations wait in registers, a panel's weights are used at once */
                 aq a[4];
-                for (int j = 0; j < T; j++) a[j] = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
-                for (int p = 0; p < P; p++) {
+                UNROLL for (int j = 0; j < T; j++) a[j] = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
+                UNROLL for (int p = 0; p < P; p++) {
                     const wq weight = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
-                    for (int j = 0; j < T; j++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight, a[j]);
+                    UNROLL for (int j = 0; j < T; j++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight, a[j]);
                 }
                 continue;
             }
             wq weight[4];
-            for (int p = 0; p < P; p++) weight[p] = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
-            for (int j = 0; j < T; j++) {
+            UNROLL for (int p = 0; p < P; p++) weight[p] = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
+            UNROLL for (int j = 0; j < T; j++) {
                 const aq a = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
-                for (int p = 0; p < P; p++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight[p], a);
+                UNROLL for (int p = 0; p < P; p++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight[p], a);
             }
         }
-        for (int p = 0; p < P; p++) {
+        UNROLL for (int p = 0; p < P; p++) {
             const vf ws = vf_f16(w + (size_t)p * bytes + groups * 512 + g * 32);
-            for (int j = 0; j < T; j++) {
+            UNROLL for (int j = 0; j < T; j++) {
                 const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
                 acc[p * T + j] = vf_fma(vf_from_vi(dot[p * T + j]), vf_mul(ws, xs), acc[p * T + j]);
             }
         }
     }
-    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
 }
 
 /* Scales and minima (negated) of the 8 groups of a q4 super-group, 16 rows each; p: its 256 bytes (docs/FORMAT.md). */
@@ -119,20 +122,20 @@ INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
 /* The products of one group of 32 k: P panels `bytes` apart, T activation rows whose quants start at x. */
 INLINE void q4_group(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t at, const int P, const int T, ni *dot)
 {
-    for (int i = 0; i < P * T; i++) dot[i] = ni_zero();
+    UNROLL for (int i = 0; i < P * T; i++) dot[i] = ni_zero();
 #pragma GCC unroll 1
     for (int quad = 0; quad < 4; quad++) {
         aq few[2 * 4];
         if (P > T) {
-            for (int j = 0; j < T; j++) {
+            UNROLL for (int j = 0; j < T; j++) {
                 few[2 * j] = aq_load(x[j] + at + (size_t)quad * 4);
                 few[2 * j + 1] = aq_load(x[j] + at + 16 + (size_t)quad * 4);
             }
         }
-        for (int p = 0; p < P; p++) {
+        UNROLL for (int p = 0; p < P; p++) {
             nq low, high;
             nq_load(w + (size_t)p * bytes + (size_t)quad * 64, &low, &high);
-            for (int j = 0; j < T; j++) {
+            UNROLL for (int j = 0; j < T; j++) {
                 const aq a = P > T ? few[2 * j] : aq_load(x[j] + at + (size_t)quad * 4);
                 const aq b = P > T ? few[2 * j + 1] : aq_load(x[j] + at + 16 + (size_t)quad * 4);
                 dot[p * T + j] = ni_dot4(ni_dot4(dot[p * T + j], low, a), high, b);
@@ -148,21 +151,21 @@ INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int 
     const uint8_t *const w = m->w->data + (size_t)panel * bytes;
     const uint8_t *x[TILE_MAX];
     vf acc[TILE_MAX];
-    for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
-    for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
+    UNROLL for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
+    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
     for (size_t first = 0; first < groups; first += Q4_SUPER) {
         vf scale[4][Q4_SUPER], minus[4][Q4_SUPER];
-        for (int p = 0; p < P; p++) {
+        UNROLL for (int p = 0; p < P; p++) {
             q4_scales(w + (size_t)p * bytes + (groups + first / Q4_SUPER) * 256, scale[p], minus[p]);
         }
         for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
             const size_t g = first + i;
             ni dot[TILE_MAX];
             q4_group(w + g * 256, bytes, x, g * Q8_GROUP, P, T, dot);
-            for (int j = 0; j < T; j++) {
+            UNROLL for (int j = 0; j < T; j++) {
                 const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
                 const vf sum = vf_set1(((const float *)(const void *)(x[j] + q8_sums_at(cols)))[g]);
-                for (int p = 0; p < P; p++) {
+                UNROLL for (int p = 0; p < P; p++) {
                     vf *const a = &acc[p * T + j];
                     *a = vf_fma(vf_from_vi(ni_sum(dot[p * T + j])), vf_mul(scale[p][i], xs), *a);
                     *a = vf_fma(minus[p][i], sum, *a);
@@ -170,7 +173,7 @@ INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int 
             }
         }
     }
-    for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
 }
 
 /* Full tiles of activation rows one panel at a time; the few left over several panels at a time. */
