@@ -1,6 +1,7 @@
 """An engine in a comparison: its worker process, what it has measured, its line in the table and the CSV.
 
-Owns: talking to decode_worker.py, medians, formats. Refuses: who runs when, and against whom: decode.py's."""
+Owns: talking to worker.py, medians, formats. Refuses: who runs when, and against whom (decode.py,
+compare.py)."""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ HEAD = (
     f"{'engine':13}{'setting':22}{'decode tok/s':>21}{'prefill tok/s':>15}{'first token':>13}{'start':>9}"
     f"{'peak MiB':>10}{'anonymous':>11}{'file':>7}"
 )
+
+
+class WorkerDied(SystemExit):
+    """A worker ended before it answered. Not caught, it ends the program with its message."""
 
 
 @dataclass
@@ -48,20 +53,20 @@ class Contestant:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"decode.py: the worker of {self.engine} {self.name} died; its words are above")
+            raise WorkerDied(f"the worker of {self.engine} {self.name} died; its words are above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def turn(self, ids: list[int], n: int) -> dict[str, Any]:
+    def turn(self, request: dict[str, Any]) -> dict[str, Any]:
         """One measurement, after a pause."""
         time.sleep(PAUSE)
         before, started = machine.ticks(self.process.pid), time.perf_counter()
-        answer = self.ask({"ids": ids, "n": n})
+        answer = self.ask(request)
         seconds, after = time.perf_counter() - started, machine.ticks(self.process.pid)
         others = (after[0] - before[0]) - (after[1] - before[1])
         answer["others"] = max(0, others) / os.sysconf("SC_CLK_TCK") / seconds
-        answer["decode"] = (n - 1) / answer["decode_seconds"]
-        answer["prefill"] = len(ids) / answer["first_seconds"]
+        answer["decode"] = answer["decoded"] / answer["decode_seconds"] if answer["decoded"] else 0.0
+        answer["prefill"] = len(request["ids"]) / answer["first_seconds"]
         return answer
 
     def median(self, key: str) -> float:
@@ -71,16 +76,21 @@ class Contestant:
         """Ends the worker."""
         self.process.communicate()
 
+    def kill(self) -> None:
+        """Ends the worker wherever it is."""
+        self.process.kill()
+        self.process.communicate()
 
-def start(engine: str, name: str, arguments: dict[str, Any], warm_up: list[int], n: int) -> Contestant:
-    """Starts a worker and lets it write once, unmeasured but for the time until its first token."""
+
+def start(engine: str, name: str, arguments: dict[str, Any], warm_up: dict[str, Any]) -> Contestant:
+    """Starts a worker and lets it do one request, unmeasured but for the time until its first token."""
     started = time.time()
-    worker = str(Path(__file__).with_name("decode_worker.py"))
+    worker = str(Path(__file__).with_name("worker.py"))
     command = [sys.executable, worker, engine, json.dumps(arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     contestant = Contestant(engine, name, process)
     contestant.setting = contestant.hear()
-    contestant.start_seconds = contestant.ask({"ids": warm_up, "n": n})["first_at"] - started
+    contestant.start_seconds = contestant.ask(warm_up)["first_at"] - started
     return contestant
 
 

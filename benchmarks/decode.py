@@ -1,7 +1,7 @@
 """Colibri beside Transformers on one checkpoint in one run: decode, prefill, first token, peak memory.
 
 Owns: prompts, the choice of Transformers' fastest setting, interleaved rounds, agreement of the engines.
-Refuses: running an engine itself: each is a process of its own (decode_worker.py), so that memory is its own.
+Refuses: running an engine itself: each is a process of its own (worker.py), so that memory is its own.
 
     python benchmarks/decode.py CHECKPOINT [--text TEXT] [--prompt 256] [--new 64] [--rounds 5] [--threads N]
 """
@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import machine
 import numpy as np
+
+import machine
 from contestant import HEAD, Contestant, describe, start, write_csv
 
 DTYPES = ("bfloat16", "float32")
@@ -61,8 +62,8 @@ def check_agreement(
     arguments = {"model": str(exact), "context": len(prompt) + args.check}
     other = {"model": str(args.checkpoint), "dtype": "float32", "experts": "eager" if is_moe(config) else ""}
     for engine, settings in (("colibri", arguments), ("transformers", other)):
-        worker = start(engine, "exact", settings | {"threads": args.threads}, warm_up, 1)
-        tokens.append(worker.ask({"ids": prompt, "n": args.check})["ids"])
+        worker = start(engine, "exact", settings | {"threads": args.threads}, asked(warm_up, 1))
+        tokens.append(worker.ask(asked(prompt, args.check))["ids"])
         file = work / f"{engine}.npy"
         worker.ask({"ids": prompt, "logits": str(file)})
         logits.append(np.load(file))
@@ -78,6 +79,11 @@ def check_agreement(
     return f"{same} of {args.check} greedy tokens equal, logits within {apart:.1e} ({kind} weights)"
 
 
+def asked(ids: list[int], n: int) -> dict[str, Any]:
+    """The request to write n tokens after a prompt."""
+    return {"ids": ids, "n": n}
+
+
 def is_moe(config: dict[str, Any]) -> bool:
     return any(config.get(key) for key in ("num_experts", "num_local_experts"))
 
@@ -90,8 +96,8 @@ def fastest_settings(
     for dtype, experts in itertools.product(DTYPES, EXPERTS if is_moe(config) else ("",)):
         name = f"{dtype} {experts}".strip()
         arguments = transformers_arguments(args, name)
-        contestant = start("transformers", name, arguments, prompts[0], args.new)
-        contestant.turns = [contestant.turn(ids, args.new) for ids in prompts[1 : 1 + TRIAL_TURNS]]
+        contestant = start("transformers", name, arguments, asked(prompts[0], args.new))
+        contestant.turns = [contestant.turn(asked(ids, args.new)) for ids in prompts[1 : 1 + TRIAL_TURNS]]
         contestant.stop()
         print(describe(contestant), flush=True)
         tried.append(contestant)
@@ -132,13 +138,12 @@ def compare(args: argparse.Namespace, work: Path) -> None:
 
     tried, best = fastest_settings(args, config, prompts)
     arguments = {"model": str(report.path), "threads": args.threads, "context": args.prompt + args.new}
-    contestants = [start("colibri", "q8", arguments, prompts[0], args.new)]
-    contestants += [
-        start("transformers", name, transformers_arguments(args, name), prompts[0], args.new) for name in best
-    ]
+    warm_up = asked(prompts[0], args.new)
+    contestants = [start("colibri", "q8", arguments, warm_up)]
+    contestants += [start("transformers", name, transformers_arguments(args, name), warm_up) for name in best]
     for ids in prompts[1 + TRIAL_TURNS :]:
         for contestant in contestants:
-            contestant.turns.append(contestant.turn(ids, args.new))
+            contestant.turns.append(contestant.turn(asked(ids, args.new)))
     for contestant in contestants:
         contestant.stop()
     contestants[0].name = f"q8 {contestants[0].setting['isa']}"

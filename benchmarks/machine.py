@@ -1,40 +1,40 @@
 """What a figure depends on besides the program: processor, versions, commit, load; and a process's memory.
 
-Owns: reading /proc, versions of packages, the commit. Refuses: measuring anything itself."""
+Owns: versions of packages, the commit, names of result files; the rest is colibri.analysis.machine's.
+Refuses: measuring anything."""
 
 from __future__ import annotations
 
 import datetime
-import os
-import platform
 import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
+
+from colibri.analysis.machine import cpu_model, cpus, is_busy, load, process_bytes
+
+__all__ = [
+    "commit",
+    "cpu_model",
+    "cpus",
+    "load",
+    "memory",
+    "results_file",
+    "ticks",
+    "today",
+    "version",
+    "warn_if_busy",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 MIB = 1 << 20
 
 
-def cpu_model() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Model", "cpu model"):
-            return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def cpus() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def results_file() -> Path:
-    """benchmarks/results/<cpu-model>.csv."""
+def results_file(suffix: str = "") -> Path:
+    """benchmarks/results/<cpu-model><suffix>.csv."""
     name = re.sub(r"\(r\)|\(tm\)|\bcpu\b|@.*", " ", cpu_model().lower())
-    return RESULTS / (re.sub(r"[^a-z0-9]+", "-", name).strip("-") + ".csv")
+    return RESULTS / (re.sub(r"[^a-z0-9]+", "-", name).strip("-") + f"{suffix}.csv")
 
 
 def version(package: str) -> str:
@@ -59,14 +59,9 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
-def load() -> float:
-    """Processes that wanted to run during the last minute, on average."""
-    return os.getloadavg()[0]
-
-
 def warn_if_busy() -> None:
     """Says so if other work disturbs the figures."""
-    if load() > 0.3 * cpus():
+    if is_busy():
         print(
             f"The machine is not quiet: load {load():.1f} on {cpus()} processors (that of the last minute). "
             "Take the figures as a trial only.",
@@ -84,7 +79,7 @@ def ticks(process: int) -> tuple[int, int]:
 
 def memory() -> dict[str, int]:
     """Bytes of this process: peak (most that was resident), anonymous and file (resident now)."""
-    text = Path("/proc/self/status").read_text()
-    found = dict(re.findall(r"^(VmHWM|RssAnon|RssFile):\s+(\d+) kB", text, re.MULTILINE))
-    names = {"peak": "VmHWM", "anonymous": "RssAnon", "file": "RssFile"}
-    return {name: 1024 * int(found[field]) for name, field in names.items()}
+    found = process_bytes()
+    if found is None:
+        raise SystemExit("machine.py: expected VmHWM, RssAnon and RssFile in /proc/self/status, found less")
+    return found

@@ -1,11 +1,11 @@
 """Writes random checkpoints of named shapes as Hugging Face directories: speed can be measured on models of
 any size without downloading one.
 
-Owns: the shapes, tensor names, value ranges, a tokenizer with as many ids as the embedding has rows.
+Owns: tensor names, value ranges, sharding. Sizes, config.json and tokenizer are colibri.analysis.shapes'.
 Refuses: meaning. The values keep activations and logits in the range of a trained model, the text is noise.
 Memory: one tensor at a time; the largest is the embedding.
 
-    python benchmarks/synthetic.py moe-1b OUTDIR
+    python benchmarks/synthetic.py qwen3-moe-1b OUTDIR
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,89 +21,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from colibri.analysis.shapes import END_OF_TEXT, Shape, config_json, tokenizer_json
+from colibri.analysis.shapes import SHAPES as NAMED
+
 SHARD_BYTES = 1 << 30
-END_OF_TEXT = "<|endoftext|>"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model, by the names of docs/FORMAT.md."""
-
-    family: str  # model_type of config.json
-    n_layers: int
-    n_embd: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    n_experts: int
-    n_experts_used: int
-    n_ff_expert: int
-    n_vocab: int
-    context_length: int = 4096
-
-    @property
-    def matrices(self) -> tuple[int, int]:
-        """Elements of attention, and of one expert, of a layer."""
-        heads = 2 * (self.n_heads + self.n_kv_heads) * self.head_dim
-        return heads * self.n_embd, 3 * self.n_ff_expert * self.n_embd
-
-    def parameters(self, experts: int) -> int:
-        """Elements of all matrices if a layer has this many experts."""
-        attention, expert = self.matrices
-        layer = attention + experts * expert + self.n_experts * self.n_embd
-        return 2 * self.n_vocab * self.n_embd + self.n_layers * layer
-
-
-SHAPES = {
-    "tiny": Shape("qwen3_moe", 3, 256, 4, 2, 64, 8, 2, 128, 4096),  # to try the benchmarks themselves
-    "moe-1b": Shape("qwen3_moe", 12, 1024, 16, 4, 64, 32, 4, 768, 32000),
-    "olmoe-7b": Shape("olmoe", 16, 2048, 16, 16, 128, 64, 8, 1024, 50304),  # the sizes of OLMoE-1B-7B
-}
-
-
-def config_json(shape: Shape) -> dict[str, Any]:
-    """config.json of the shape's family."""
-    common: dict[str, Any] = {
-        "model_type": shape.family,
-        "dtype": "bfloat16",
-        "vocab_size": shape.n_vocab,
-        "hidden_size": shape.n_embd,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "num_experts": shape.n_experts,
-        "num_experts_per_tok": shape.n_experts_used,
-        "max_position_embeddings": shape.context_length,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "pad_token_id": None,
-    }
-    if shape.family == "olmoe":
-        return common | {
-            "architectures": ["OlmoeForCausalLM"],
-            "intermediate_size": shape.n_ff_expert,
-            "norm_topk_prob": False,
-            "rms_norm_eps": 1e-5,
-            "clip_qkv": None,
-        }
-    return common | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.n_ff_expert * shape.n_experts_used,
-        "moe_intermediate_size": shape.n_ff_expert,
-        "norm_topk_prob": True,
-        "rms_norm_eps": 1e-6,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "use_sliding_window": False,
-        "sliding_window": None,
-    }
+TINY = Shape("qwen3_moe", 3, 256, 4, 2, 64, 8, 2, 128, 4096)  # to try the benchmarks themselves
+SHAPES = {"tiny": TINY} | {name: shape for name, shape in NAMED.items() if shape.family != "mixtral"}
 
 
 def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -151,20 +73,6 @@ def values(name: str, size: tuple[int, ...], n_layers: int, seed: int) -> npt.ND
         gain = size[-1] ** 0.5
     noise *= np.float32(gain / size[-1] ** 0.5)
     return noise.astype(ml_dtypes.bfloat16)
-
-
-def tokenizer_json(n_vocab: int) -> str:
-    """Ids 1 to 256 are the 256 bytes, 0 ends a text. The ids beyond are words that no text is cut into:
-    without them the engine would take those rows of the embedding for padding and never choose them."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    tokens = [END_OF_TEXT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokens += [f"Ġw{number}" for number in range(len(tokens), n_vocab)]
-    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
-    return str(tokenizer.to_str())
 
 
 def shards(sizes: dict[str, tuple[int, ...]]) -> Iterator[dict[str, tuple[int, ...]]]:

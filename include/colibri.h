@@ -22,7 +22,7 @@
 
 #include <stdint.h>
 
-#define COLIBRI_VERSION "0.1.0"
+#define COLIBRI_VERSION "0.2.0"
 
 #ifdef __cplusplus
 extern "C" {
@@ -164,7 +164,7 @@ typedef struct colibri_sampling {
     uint64_t seed;            /* the draw depends on seed and position only */
 } colibri_sampling;
 
-/* Version of the library ("0.1.0"), a short name of a status, and the JSON schema of a model's config:
+/* Version of the library ("0.2.0"), a short name of a status, and the JSON schema of a model's config:
  * {"fields": [{"name", "type": "int" | "float", "per_layer", "min", "max", "default" (absent: required), "doc"}]}.
  * Static strings. */
 const char *colibri_version(void);

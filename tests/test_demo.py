@@ -11,10 +11,10 @@ import pytest
 
 import colibri
 
-DIGEST = "27eefa70565455a476b842d7a750ad80f3f5a731879fb78697c23c8dd92ecda5"
+DIGEST = "58f3eed46a93acaa0ef9ed1b020274bfe443a7641c0393164230d258677e74d3"
 STORY = (
-    ", there was a young girl called Daisy. Emma lived in a little house by the sea. One day, D"
-    "aisy went to the market to buy milk. She had five coins in her pocket"
+    ", there was a tiny girl named Tina. Tina lived in a house with a red door. Tina had a new hat. It w"
+    "as green and very shiny. Everyone wanted to see it. Tina"
 )
 PROGRAM = """
 import hashlib, colibri
@@ -31,7 +31,7 @@ def test_the_demo_writes_a_story() -> None:
         assert again[0] == again[1] and len(again[0]) > 20
 
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod"])
 def test_logits_have_the_same_digest_on_every_machine(isa: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],

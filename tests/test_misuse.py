@@ -139,6 +139,6 @@ def test_a_reservation_that_the_process_limit_forbids_is_told_apart() -> None:
 
 
 def test_unknown_kernel_sets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLIBRI_ISA", "neon")
+    monkeypatch.setenv("COLIBRI_ISA", "mmx")
     with pytest.raises(UnsupportedError, match="scalar"):
         colibri.load("demo")

@@ -57,7 +57,7 @@ def q8_rounding(_name: str, matrix: oracle.Float32) -> oracle.Float32:
 
 def q4_rounding(_name: str, matrix: oracle.Float32) -> oracle.Float32:
     """What the search keeps of a matrix (tests/packing.py is its reference), read back by docs/FORMAT.md."""
-    return unpack(pack(matrix, "q4"), *matrix.shape, "q4")
+    return unpack(pack(matrix, "q4"), matrix.shape[0], matrix.shape[1], "q4")
 
 
 ROUNDING = {"q8": q8_rounding, "q4": q4_rounding}

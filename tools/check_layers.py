@@ -35,6 +35,7 @@ CORE: Table = [
     ("arena",),
     ("os",),
     ("kernels/dispatch",),
+    ("kernels/avx2_vnni", "kernels/neon_dotprod"),
     ("kernels/scalar", "kernels/avx2", "kernels/avx512", "kernels/neon", "kernels/wasm"),
     ("kernels/body",),
     ("kernels/matmul",),

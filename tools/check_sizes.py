@@ -30,7 +30,7 @@ class Row(NamedTuple):
     sizes: list[Size]
 
 
-ISA_FILES = {"scalar", "avx2", "avx512", "neon", "wasm"}
+ISA_FILES = {"scalar", "avx2", "avx2_vnni", "avx512", "neon", "neon_dotprod", "wasm"}
 C_FOLDERS = ("core", "examples", "tests", "benchmarks")
 PYTHON_FOLDERS = ("src", "tools", "tests", "benchmarks", "examples")
 PROTOTYPE = re.compile(r"^[a-z][\w *]*?\b(colibri_\w+)\(", re.MULTILINE)

@@ -64,8 +64,9 @@ def load(
     """Opens a model: a `.colibri` file, a Hugging Face directory (converted once into the cache) or "demo".
 
     threads: 1 to 256, by default the physical cores this process may use. context: most positions of a
-    sequence, prompt and answer together, by default what the model was trained for, up to 4096. max_batch: sequences held at
-    the same time, for batch_logits and for conversations that alternate. chunk: rows evaluated together.
+    sequence, prompt and answer together, by default what the model was trained for, up to 4096. max_batch:
+    sequences held at the same time, for batch_logits and for conversations that alternate. chunk: rows
+    evaluated together, 1024 by default.
     type: the weight type, "q8" (default), "q4", "bf16" or "f32", that a directory is converted to; experts,
     dense (attention, shared experts, dense feed-forward), output (embedding, output head): another type for
     these; an error for what is not converted. A conversion is announced to the logger "colibri", level INFO.

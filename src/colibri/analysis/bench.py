@@ -1,4 +1,4 @@
-"""The benchmark: turns interleaved over the thread counts, their medians, and what they say about the machine.
+"""The benchmark: turns interleaved over the thread counts, their medians, their share of the machine.
 
 Owns: the order of turns, medians, rates and shares. Refuses: tables (cli/bench.py) and measuring itself
 (turns.py, bandwidth.py).
@@ -15,8 +15,9 @@ from typing import Any
 from colibri import _native as native
 from colibri.analysis import bandwidth, machine, turns
 from colibri.analysis.cost import Cost, cost
+from colibri.analysis.runs import check_lengths
 from colibri.analysis.turns import Settings, Start, Turn
-from colibri.errors import ArgumentError, ContextFullError
+from colibri.errors import ArgumentError
 from colibri.inspection import Description, describe
 
 Progress = Callable[[int, int, str], object]  # turns done, turns in all, what runs now
@@ -116,6 +117,8 @@ class Report:
             "prompt_tokens": self.settings.n_prompt,
             "decode_tokens": self.settings.n_decode,
             "repeats": self.repeats,
+            "residency": self.settings.residency,
+            "pin": self.settings.pin,
             "token_cost": asdict(self.cost),
             "read_probe": {"method": bandwidth.NAME, "buffer_bytes": self.probe_buffer_bytes},
             "cells": [cell.data() for cell in self.cells],
@@ -135,24 +138,23 @@ def bench(
     n_decode: int,
     threads: Sequence[int] | None = None,
     repeats: int,
+    residency: str = "mapped",
+    pin: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Measures a `.colibri` file. Each turn is a process of its own, with a warm-up that does not count;
     repeat after repeat, every thread count takes its turn. Read bandwidth is probed before and after each
-    decoding. threads: one or more counts; None is what the engine would choose."""
-    _check(n_prompt=n_prompt, n_decode=n_decode, repeats=repeats)
+    decoding. threads: one or more counts; None is what the engine would choose. residency and pin are
+    load()'s."""
+    if repeats < 1:
+        raise ArgumentError(f"repeats: expected at least 1, found {repeats}")
     if threads is None:
         threads = [_default_threads(path)]
     if not threads or len(set(threads)) != len(threads) or any(not 1 <= n <= 256 for n in threads):
         raise ArgumentError(f"threads: expected different integers from 1 to 256, found {list(threads)}")
     description = describe(path)
-    context = description.config["context_length"]
-    if n_prompt + n_decode > context:
-        raise ContextFullError(
-            f"{n_prompt} prompt and {n_decode} decoded tokens are {n_prompt + n_decode}, the model was trained "
-            f"for {context}: choose fewer"
-        )
-    settings, before = Settings(path, n_prompt, n_decode), machine.describe()
+    check_lengths(description.config, n_prompt, n_decode)
+    settings, before = Settings(path, n_prompt, n_decode, residency, pin), machine.describe()
     total, done = repeats * len(threads) + 1, 0
     found: dict[int, list[Turn]] = {n: [] for n in threads}
     probe = bandwidth.Probe()
@@ -197,12 +199,6 @@ def _read_once(path: Path) -> None:
         block = bytearray(4 << 20)
         while file.readinto(block):
             pass
-
-
-def _check(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ArgumentError(f"{name}: expected at least 1, found {value}")
 
 
 def _spread(name: str, values: list[float]) -> dict[str, float]:

@@ -58,7 +58,9 @@ def _part(part: Part) -> Box:
         waited = int(profile.wait_ns[row].sum())
         layers.append(Box(name, f"{part.name}, {name}: {_ms(ns)}, waited {_ms(waited)}", ns, _PLAIN, phases))
     ns = sum(layer.ns for layer in layers)
-    title = f"{part.name}: {part.timed.tokens} tokens, {_ms(ns)}, {ns / part.timed.tokens / 1e3:.1f} us a token"
+    title = (
+        f"{part.name}: {part.timed.tokens} tokens, {_ms(ns)}, {ns / part.timed.tokens / 1e3:.1f} us a token"
+    )
     return Box(part.name, title, ns, _PLAIN, tuple(layers))
 
 
@@ -70,7 +72,7 @@ def _phases(part: Part, row: int) -> Iterator[Box]:
         ns, waited = int(profile.phase_ns[row, at]), int(profile.wait_ns[row, at])
         if not ns:
             continue
-        below = ()
+        below: tuple[Box, ...] = ()
         if name in _EXPERT_PHASES:
             below = tuple(
                 Box(

@@ -68,6 +68,4 @@ def count(config: Config, tensors: list[Entry]) -> Cost:
         layers_flops += used * sum(2 * rows * cols for rows, cols, _ in layer[0].matrices)
     padded = -(-config["head_dim"] // _LANES) * _LANES
     kv = config["n_layers"] * config["n_kv_heads"] * (config["head_dim"] + padded) * _KV_BYTES
-    return Cost(
-        embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, layers_flops, output_flops
-    )
+    return Cost(embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, layers_flops, output_flops)

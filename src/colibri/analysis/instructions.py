@@ -32,7 +32,9 @@ class Instructions:
     tool: str  # "perf" or "callgrind"
     tokens: int  # decoded to find out
     per_token: float
-    functions: tuple[tuple[str, float], ...]  # (name, instructions a token of its own), most first; perf: none
+    functions: tuple[
+        tuple[str, float], ...
+    ]  # (name, instructions a token of its own), most first; perf: none
     note: str
 
     def data(self) -> dict[str, Any]:
@@ -60,8 +62,8 @@ def count(path: Path, tokens: int) -> Instructions:
     if valgrind is not None:
         return _by_simulation(valgrind, path, tokens, reasons[0])
     raise UnsupportedError(
-        f"--instructions: {reasons[0]}, and valgrind is not installed. Install valgrind (it needs no hardware "
-        "counters), or perf on a machine that lets you read them."
+        f"--instructions: {reasons[0]}, and valgrind is not installed. Install valgrind (it needs no "
+        "hardware counters), or perf on a machine that lets you read them."
     )
 
 
@@ -88,34 +90,48 @@ def _by_counters(perf: str, path: Path, tokens: int) -> Instructions | None:
 
 
 def _by_simulation(valgrind: str, path: Path, tokens: int, why: str) -> Instructions:
+    """The library's own instructions: again the difference of two runs, so that opening does not count."""
+    costs, isa = [], ""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "callgrind.out"
-        options = ["--tool=callgrind", f"--callgrind-out-file={out}", "--toggle-collect=colibri_run_inference"]
-        done = _run([valgrind, *options, *_child(path, tokens)])
-        if done.returncode or not out.exists():
-            raise ColibriError(f"valgrind failed with status {done.returncode}:\n{done.stderr[-2000:]}")
-        own = function_costs(out.read_text(encoding="utf-8", errors="replace").splitlines())
-    isa = done.stdout.strip()
-    functions = sorted(((name, cost / tokens) for name, cost in own.items()), key=lambda item: -item[1])
+        for n in (1, 1 + tokens):
+            options = ["--tool=callgrind", f"--callgrind-out-file={out}"]
+            done = _run([valgrind, *options, *_child(path, n)])
+            if done.returncode or not out.exists():
+                raise ColibriError(f"valgrind failed with status {done.returncode}:\n{done.stderr[-2000:]}")
+            isa = done.stdout.strip()
+            costs.append(function_costs(out.read_text(encoding="utf-8", errors="replace").splitlines()))
+            out.unlink()
+    own = {name: (cost - costs[0].get(name, 0)) / tokens for name, cost in costs[1].items()}
+    functions = sorted(own.items(), key=lambda item: -item[1])[:_TOP]
     note = f"simulated with the {isa} kernels, since {why}"
-    return Instructions("callgrind", tokens, sum(own.values()) / tokens, tuple(functions[:_TOP]), note)
+    return Instructions("callgrind", tokens, sum(own.values()), tuple(functions), note)
 
 
 def function_costs(lines: Iterable[str]) -> dict[str, int]:
-    """Own instructions of each function in a callgrind.out file. The line after "calls=" is what the callee
-    cost, which counts there."""
+    """Own instructions of each function of libcolibri in a callgrind.out file. Names are written once and
+    then by number; the line after "calls=" is what the callee cost, which counts there."""
     names: dict[str, str] = {}
     costs: dict[str, int] = {}
-    function, skip = "", False
+    inside, function, skip = False, "", False
+
+    def named(kind: str, text: str) -> str:
+        number, _, name = text.partition(" ")
+        return names.setdefault(kind + number, name) if name else names.get(kind + number, number)
+
     for line in lines:
-        if line.startswith("fn="):
-            number, _, name = line[3:].partition(" ")
-            function = names.setdefault(number, name) if name else names.get(number, number)
-        elif line.startswith("calls="):
+        key, _, text = line.partition("=")
+        if key == "ob":
+            inside = "libcolibri" in named("ob", text)
+        elif key in ("cob", "cfn"):
+            named(key[1:], text)  # the first use of a name may be as a callee
+        elif key == "fn":
+            function = named("fn", text)
+        elif key == "calls":
             skip = True
         elif re.match(r"[\d+*-]", line):
             words = line.split()
-            if not skip and len(words) > 1:
+            if inside and not skip and len(words) > 1:
                 costs[function] = costs.get(function, 0) + int(words[1])
             skip = False
     return costs

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from colibri import _native as native
 from colibri.analysis import machine
-from colibri.analysis.runs import Loops, Timed, outside_matrices_ns, wait_share
+from colibri.analysis.runs import Loops, Timed, check_lengths, outside_matrices_ns, wait_share
 from colibri.engine import Model, load
-from colibri.errors import ArgumentError, ContextFullError
+from colibri.format import read_container
 
 _WARM_UP_TOKENS = 8
 Rows = npt.NDArray[np.int64]  # [n_layers, n_experts]
@@ -105,18 +105,20 @@ class Report:
         }
 
 
-def profile(path: Path, *, n_prompt: int, n_decode: int, threads: int | None = None) -> Report:
-    """Evaluates a prompt of random ids and decodes after it, once as a warm-up and once measured."""
-    for name, value in (("n_prompt", n_prompt), ("n_decode", n_decode)):
-        if value < 1:
-            raise ArgumentError(f"{name}: expected at least 1, found {value}")
-    with load(path, threads=threads, context=n_prompt + n_decode) as model:
-        limit = model.config["context_length"]
-        if n_prompt + n_decode > limit:
-            raise ContextFullError(
-                f"{n_prompt} prompt and {n_decode} decoded tokens are {n_prompt + n_decode}, the model was "
-                f"trained for {limit}: choose fewer"
-            )
+def profile(
+    path: Path,
+    *,
+    n_prompt: int,
+    n_decode: int,
+    threads: int | None = None,
+    residency: str = "mapped",
+    pin: bool = False,
+) -> Report:
+    """Evaluates a prompt of random ids and decodes after it, once as a warm-up and once measured. threads,
+    residency and pin are load()'s."""
+    check_lengths(read_container(path).config, n_prompt, n_decode)
+    context = n_prompt + n_decode
+    with load(path, threads=threads, context=context, residency=residency, pin=pin) as model:
         described = machine.describe()
         loops = Loops(model, n_prompt, n_decode)
         loops.prefill()
@@ -142,6 +144,8 @@ def _rows(model: Model, loops: Loops) -> tuple[Rows, Rows]:
     found = np.zeros((2, *shape), np.int64)
     if shape[1]:
         for layer, routing in model.routing(loops.ids).items():
-            for at, chosen in enumerate((routing.experts[: loops.n_prompt], routing.experts[loops.n_prompt :])):
+            for at, chosen in enumerate(
+                (routing.experts[: loops.n_prompt], routing.experts[loops.n_prompt :])
+            ):
                 found[at, layer] = np.bincount(chosen.ravel(), minlength=shape[1])
     return found[0], found[1]

@@ -16,8 +16,9 @@ import numpy as np
 
 from colibri import _native as native
 from colibri._native import Ids
+from colibri.config import Config
 from colibri.engine import Model
-from colibri.errors import ColibriError
+from colibri.errors import ArgumentError, ColibriError, ContextFullError
 from colibri.profiling import Profile, measure
 
 MATRIX_PHASES = ("qkv", "attn_out", "gate_up", "down", "output")  # the rest is not reading weights
@@ -30,6 +31,19 @@ class Timed:
     tokens: int
     seconds: float  # around them, as the caller sees it
     profile: Profile
+
+
+def check_lengths(config: Config, n_prompt: int, n_decode: int) -> None:
+    """Both at least 1, and together what the model was trained for."""
+    for name, value in (("prompt", n_prompt), ("decode", n_decode)):
+        if value < 1:
+            raise ArgumentError(f"{name}: expected at least 1 token, found {value}")
+    total, limit = n_prompt + n_decode, config["context_length"]
+    if total > limit:
+        raise ContextFullError(
+            f"{n_prompt} prompt and {n_decode} decoded tokens are {total}, but the model was trained for "
+            f"{limit} positions: choose fewer"
+        )
 
 
 class Loops:

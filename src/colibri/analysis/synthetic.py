@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,8 +109,8 @@ def _gain(part: str, n_layers: int, cols: int) -> float:
     keeps its size over the layers; the output head is larger, so that logits (deviation 3) single out few
     tokens, as trained models' do."""
     if part in ("attn_out", "down"):
-        return float((2 * n_layers) ** -0.5)
-    return {"output": 3.0, "embedding": cols**0.5}.get(part, 1.0)
+        return 1 / math.sqrt(2 * n_layers)
+    return 3.0 if part == "output" else math.sqrt(cols) if part == "embedding" else 1.0
 
 
 def _pools(shape: Shape, seed: int) -> _Pool:

@@ -34,6 +34,8 @@ class Settings:
     model: Path
     n_prompt: int
     n_decode: int
+    residency: str = "mapped"
+    pin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ def _worker(settings: Settings, threads: int, seed: int) -> Iterator[_Worker]:
         "threads": threads,
         "prompt": settings.n_prompt,
         "decode": settings.n_decode,
+        "residency": settings.residency,
+        "pin": settings.pin,
         "seed": seed,
     }
     command = [sys.executable, "-m", "colibri.analysis.worker", json.dumps(wanted)]

@@ -1,8 +1,9 @@
 """One thread count in a process of its own, driven by turns.py: python -m colibri.analysis.worker SETTINGS
 
 Owns: the order of what is measured. SETTINGS is a JSON object {"model", "threads", "prompt", "decode",
-"seed"}; the process opens the model, evaluates a short prompt, answers, and then serves the lines "prefill",
-"decode" and "phases" of stdin until it ends. Answers are JSON lines on stdout; a failure is {"error"}.
+"residency", "pin", "seed"}; the process opens the model, evaluates a short prompt, answers, and then serves
+the lines "prefill", "decode" and "phases" of stdin until it ends. Answers are JSON lines on stdout; a failure
+is {"error"}.
 Refuses: probes of memory, which would count as this process's own.
 """
 
@@ -31,7 +32,13 @@ def _start(settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
     """The open model after its first token, and when (time.time()) each step was done."""
     imported = time.time()
     context = max(settings["prompt"] + settings["decode"], SHORT_PROMPT)
-    model = load(settings["model"], threads=settings["threads"], context=context)
+    model = load(
+        settings["model"],
+        threads=settings["threads"],
+        context=context,
+        residency=settings["residency"],
+        pin=settings["pin"],
+    )
     loaded = time.time()
     Loops(model, SHORT_PROMPT, 0, settings["seed"]).prefill()
     first = time.time()

@@ -17,6 +17,8 @@ from colibri.cli.report import (
     DenseType,
     ExpertsType,
     OutputType,
+    PinThreads,
+    ResidencyKind,
     bytes_text,
     note,
     print_tables,
@@ -51,7 +53,9 @@ def bench_model(
     threads: Annotated[
         str | None,
         typer.Option(
-            metavar="N[,N...]", help="Thread counts; none: the one that the engine chooses.", show_default=False
+            metavar="N[,N...]",
+            help="Thread counts; none: the one that the engine chooses.",
+            show_default=False,
         ),
     ] = None,
     repeat: Annotated[int, typer.Option(help="Turns of each thread count, interleaved.")] = 5,
@@ -65,6 +69,8 @@ def bench_model(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    residency: ResidencyKind = "mapped",
+    pin: PinThreads = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure prefill, decode, start and memory; every turn is a fresh process."""
@@ -80,7 +86,14 @@ def bench_model(
         )
     with step_bar("measuring") as progress:
         report = bench.bench(
-            path, n_prompt=prompt, n_decode=decode, threads=counts, repeats=repeat, progress=progress
+            path,
+            n_prompt=prompt,
+            n_decode=decode,
+            threads=counts,
+            repeats=repeat,
+            residency=residency,
+            pin=pin,
+            progress=progress,
         )
     if as_json:
         print(json.dumps(report.data(), indent=1, ensure_ascii=False))
@@ -104,7 +117,9 @@ def _model_file(model: str | None, synthetic: str | None, types: dict[str, str |
             raise typer.BadParameter("nothing to measure: give a MODEL, or a size with --synthetic NAME")
         return resolve_model(model, types)
     if model is not None:
-        raise typer.BadParameter(f"--synthetic {synthetic} and MODEL {model} are two models: give one of them")
+        raise typer.BadParameter(
+            f"--synthetic {synthetic} and MODEL {model} are two models: give one of them"
+        )
     from colibri.analysis.synthetic import cached
     from colibri.entries import weight_types
 
@@ -168,11 +183,13 @@ def _remarks(report: Report) -> list[str]:
     else:
         times = cold["start_ms"]
         start = (
-            f"cold start, {cold['threads']} threads: open to first token {times['open_to_first_token']:.1f} ms, "
-            f"with interpreter and imports {times['process_to_first_token']:.1f} ms"
+            f"cold start, {cold['threads']} threads: open to first token "
+            f"{times['open_to_first_token']:.1f} ms, with interpreter and imports "
+            f"{times['process_to_first_token']:.1f} ms"
         )
     lines = [
-        f"medians of {report.repeats} turns (smallest - largest); {machine['cpu']}, {machine['cpus']} processors",
+        f"medians of {report.repeats} turns (smallest - largest); {machine['cpu']}, {machine['cpus']} "
+        "processors",
         start,
         f"reading: {data['read_probe']['method']}; buffer {bytes_text(report.probe_buffer_bytes)}",
     ]

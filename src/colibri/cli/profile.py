@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colibri.cli.report import note, print_tables, resolve_model
+from colibri.cli.report import PinThreads, ResidencyKind, note, print_tables, resolve_model
 from colibri.errors import ModelIOError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def profile_model(
     threads: Annotated[
         int | None, typer.Option(help="1 to 256; none: the number that the engine chooses.")
     ] = None,
+    residency: ResidencyKind = "mapped",
+    pin: PinThreads = False,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Also draw the times into this file.")
     ] = None,
@@ -52,7 +54,9 @@ def profile_model(
     from colibri.analysis import phases
 
     path = resolve_model(model, {})
-    report = phases.profile(path, n_prompt=prompt, n_decode=decode, threads=threads)
+    report = phases.profile(
+        path, n_prompt=prompt, n_decode=decode, threads=threads, residency=residency, pin=pin
+    )
     if chart is not None:
         _draw(report, chart)
     counted = _count(path, decode) if instructions else None

@@ -31,6 +31,14 @@ OutputType = Annotated[
     typer.Option(metavar="TYPE", help="Another type for embedding and output head.", show_default=False),
 ]
 
+ResidencyKind = Annotated[
+    str,
+    typer.Option(
+        metavar="KIND", help="mapped: weights in the page cache; resident: a private copy in huge pages."
+    ),
+]
+PinThreads = Annotated[bool, typer.Option("--pin", help="Keep each thread on a physical core.")]
+
 
 def note(text: str, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)

@@ -1,23 +1,18 @@
-"""One engine in a process of its own, driven by decode.py: JSON requests on stdin, JSON answers on stdout.
+"""Colibri and Transformers in a worker: how each is loaded and its loop.
 
-Owns: how each engine is loaded and its greedy loop. A request {"ids": [...], "n": N} evaluates the prompt and
-draws N tokens, never stopping early; {"ids": [...], "logits": FILE} writes the logits of all ids to a file.
-Refuses: prompts, rounds, comparing: decode.py's.
+Owns: Engine and Answer, what a worker needs of any engine. Refuses: talking to the process that asks
+(worker.py), llama.cpp and ik_llama.cpp (peers.py).
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from machine import memory
 
 Logits = npt.NDArray[np.float32]
 
@@ -25,28 +20,41 @@ Logits = npt.NDArray[np.float32]
 class Answer(NamedTuple):
     """Tokens and times of one request."""
 
-    ids: list[int]
+    ids: list[int]  # chosen greedily
     first_seconds: float  # from the prompt to the first token
     decode_seconds: float  # from the first token to the last
+    decoded: int  # tokens evaluated in this time
     first_at: float  # time.time() at the first token
 
 
 class Engine(NamedTuple):
     """What a worker needs of an engine."""
 
-    generate: Callable[[list[int], int], Answer]
-    logits: Callable[[list[int]], Logits]  # [n, n_vocab]
+    generate: Callable[[list[int], int, list[int] | None], Answer]  # prompt, n tokens or given ones
+    logits: Callable[[list[int]], Logits] | None  # [n, n_vocab]
     setting: dict[str, Any]
 
 
-def colibri_engine(model: str, threads: int, context: int) -> Engine:
-    """The Python face as a program uses it: load() and stream()."""
+def colibri_engine(model: str, threads: int, context: int, residency: str = "mapped") -> Engine:
+    """The Python face as a program uses it, load() and stream(); given ids go the same way into the
+    library."""
     import colibri
 
-    opened = colibri.load(model, threads=threads, context=context)
+    opened = colibri.load(model, threads=threads, context=context, residency=residency)
     opened._end_ids = ()  # the work is a number of tokens, whatever they say
 
-    def generate(ids: list[int], n: int) -> Answer:
+    def follow(ids: list[int], then: list[int]) -> Answer:
+        from colibri.analysis.runs import Loops
+
+        loops = Loops(opened, len(ids), len(then))
+        loops.ids = np.array([*ids, *then], np.int32)
+        first = loops.prefill()
+        first_at = time.time()
+        return Answer([], first, loops.decode(), len(then), first_at)
+
+    def generate(ids: list[int], n: int, then: list[int] | None) -> Answer:
+        if then is not None:
+            return follow(ids, then)
         started = time.perf_counter()
         stream = opened.stream(ids, max_tokens=n, temperature=0)
         prepared = time.perf_counter() - started
@@ -59,12 +67,12 @@ def colibri_engine(model: str, threads: int, context: int) -> Engine:
         first = prepared + result.prefill_seconds  # the engine's own clock: a token may bring no text
         if result.n_generated != n or result.n_reused:
             raise SystemExit(
-                f"decode_worker.py: expected {n} new tokens after a prompt evaluated whole, found "
+                f"engines.py: expected {n} new tokens after a prompt evaluated whole, found "
                 f"{result.n_generated} after one with {result.n_reused} tokens reused"
             )
-        return Answer(result.ids, first, total - first, first_at)
+        return Answer(result.ids, first, total - first, n - 1, first_at)
 
-    return Engine(generate, opened.logits, {"isa": opened.isa, "threads": opened.threads})
+    return Engine(generate, opened.logits, {"isa": opened.isa, "threads": opened.threads, "kv": "f32"})
 
 
 def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> Engine:
@@ -86,7 +94,7 @@ def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> E
     # batched_mm copies the weights of all experts that tokens choose: fine for one token, not for a prompt.
     of_prompt = "grouped_mm" if experts == "batched_mm" else experts
 
-    def generate(ids: list[int], n: int) -> Answer:
+    def generate(ids: list[int], n: int, then: list[int] | None) -> Answer:
         with torch.inference_mode():
             if of_prompt != experts:
                 loaded.set_experts_implementation(of_prompt)
@@ -98,12 +106,14 @@ def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> E
             if of_prompt != experts:
                 loaded.set_experts_implementation(experts)
             second = time.perf_counter()
-            while len(tokens) < n:
-                out = loaded(input_ids=token, use_cache=True, **{cache: out.past_key_values})
+            decoded = n - 1 if then is None else len(then)
+            for at in range(decoded):
+                given = token if then is None else torch.tensor([[then[at]]])
+                out = loaded(input_ids=given, use_cache=True, **{cache: out.past_key_values})
                 token = out.logits[:, -1].argmax(-1, keepdim=True)
                 tokens.append(int(token))
             ended = time.perf_counter()
-        return Answer(tokens, first - started, ended - second, first_at)
+        return Answer(tokens, first - started, ended - second, decoded, first_at)
 
     def logits(ids: list[int]) -> Logits:
         with torch.inference_mode():
@@ -111,35 +121,3 @@ def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> E
         return values
 
     return Engine(generate, logits, {"attention": loaded.config._attn_implementation, "threads": threads})
-
-
-def serve(engine: Engine, answers: Any) -> None:
-    """Answers requests until stdin ends."""
-
-    def answer(value: dict[str, Any]) -> None:
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
-
-    answer(engine.setting)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "logits" in request:
-            np.save(request["logits"], engine.logits(request["ids"]))
-            answer({})
-        else:
-            answer(engine.generate(request["ids"], request["n"])._asdict() | {"memory": memory()})
-
-
-def main() -> None:
-    """decode_worker.py ENGINE JSON-ARGUMENTS. What libraries print goes to stderr: stdout is for answers."""
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
-        makers: dict[str, Callable[..., Engine]] = {
-            "colibri": colibri_engine,
-            "transformers": transformers_engine,
-        }
-        serve(makers[sys.argv[1]](**json.loads(sys.argv[2])), answers)
-
-
-if __name__ == "__main__":
-    main()

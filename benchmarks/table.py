@@ -1,0 +1,116 @@
+"""Tables of a comparison: lines for the terminal while it runs, markdown for the README from the CSV.
+
+Owns: which rows count (a cell's latest run) and how they read. Refuses: measuring (compare.py).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import machine
+
+Row = dict[str, Any]
+OURS = "colibri"
+BEGIN, END = "<!-- table of {} -->", "<!-- end of table -->"  # around it where it is shown
+
+
+def results() -> Path:
+    """The CSV of this processor."""
+    return machine.results_file("-compare")
+
+
+def read(path: Path) -> list[Row]:
+    """All rows, oldest first."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def marked(path: Path) -> str:
+    """The table of a CSV between its marks, to be pasted whole."""
+    return "\n".join([BEGIN.format(path.name), "", markdown(read(path)), "", END])
+
+
+def cell_lines(rows: Iterable[Row]) -> list[str]:
+    """For the terminal: a head, then a line for each contestant."""
+    head = ["engine", "prefill tok/s", "ours is", "decode tok/s", "ours is", "peak MiB", "start s", "others"]
+    lines = [head]
+    for row in rows:
+        values = [row["engine"]]
+        for key in ("prefill", "decode"):
+            ratio = row[f"ours_to_this_{key}"]
+            values += [row[f"{key}_tok_s"] or "-", f"{ratio} x" if ratio else "-"]
+        lines.append([*values, row["peak_mib"], row["start_s"], row["others"]])
+    return ["".join([first.ljust(20), *(value.rjust(14) for value in rest)]) for first, *rest in lines]
+
+
+def latest(rows: list[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """Rows by (shape, type, threads), for each contestant, prompt and group those of its cell's last run."""
+    found: dict[tuple[str, str, str], dict[tuple[str, str, str], Row]] = {}
+    last: dict[tuple[str, ...], str] = {}
+    for row in rows:
+        last[row["shape"], row["type"], row["threads"], row["prompt"]] = row["run"]
+    for row in rows:
+        cell = row["shape"], row["type"], row["threads"]
+        if last[(*cell, row["prompt"])] == row["run"]:
+            found.setdefault(cell, {})[row["engine"], row["prompt"], row["group"]] = row
+    return {cell: list(of.values()) for cell, of in found.items()}
+
+
+def markdown(rows: list[Row]) -> str:
+    """The README's table. The ratio is ours to the fastest peer's, each in the group where both ran."""
+    cells = latest(rows)
+    found = [row["engine"] for of in cells.values() for row in of if row["engine"] != OURS]
+    others = sorted(dict.fromkeys(found), key=lambda name: not is_ours(name))
+    head = ["shape, type, threads", "", OURS, *others, "against the best"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
+    for (shape, type, threads), of in cells.items():
+        label = f"{shape} {type}, {threads}"
+        for title, key, chosen in measures(of):
+            lines.append("| " + " | ".join([label, title, *figures(chosen, key, others)]) + " |")
+            label = ""
+    return "\n".join(lines)
+
+
+def measures(rows: list[Row]) -> list[tuple[str, str, list[Row]]]:
+    """Title, column and rows of each line of a cell. The long prompt has no peers and no decoding."""
+    with_decode = [row for row in rows if int(row["decode"])]
+    alone = [row for row in rows if not int(row["decode"])]
+    made = [(f"prefill {row['prompt']}, tok/s", "prefill_tok_s", [row]) for row in alone[:1]]
+    if with_decode:
+        first = with_decode[0]
+        made = [
+            (f"prefill {first['prompt']}, tok/s", "prefill_tok_s", with_decode),
+            *made,
+            (f"decode {first['decode']}, tok/s", "decode_tok_s", with_decode),
+            ("peak memory, MiB", "peak_mib", with_decode),
+        ]
+    return made
+
+
+def figures(rows: list[Row], key: str, others: list[str]) -> list[str]:
+    """Ours, each other's, and the ratio of ours to that of the peer that is best at it."""
+    ours = {row["group"]: float(row[key]) for row in rows if row["engine"] == OURS}
+    by_name = {row["engine"]: row for row in rows if row["engine"] != OURS}
+    shown = [
+        next(iter(ours.values()), None),
+        *(float(by_name[n][key]) if n in by_name else None for n in others),
+    ]
+    peers = [row for name, row in by_name.items() if not is_ours(name) and row["group"] in ours]
+    ratios = [ours[row["group"]] / float(row[key]) for row in peers]
+    best = max if key == "peak_mib" else min
+    return [*map(number, shown), f"{best(ratios):.2f} ×" if ratios else ""]
+
+
+def is_ours(name: str) -> bool:
+    """Colibri itself, in any setting: no peer."""
+    return name.startswith(OURS)
+
+
+def number(value: float | None) -> str:
+    """Three digits, or all of a whole number."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
