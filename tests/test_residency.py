@@ -1,4 +1,4 @@
-"""Where weights are: mapped, read ahead, resident. The plan says it, bits never change, nothing outlives close.
+"""Where weights are: mapped, read ahead, resident. The plan says it, bits stay, nothing outlives close.
 
 Owns: load(residency=, prefetch=, pin=) and colibri_fetch through it. Refuses: speed (benchmarks/)."""
 
