@@ -67,7 +67,7 @@ INCLUDE := -Iinclude -Icore
 LIBS    := -pthread -lm
 
 SANITIZE      := -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all
-FLAGS_release := -O3 -DNDEBUG
+FLAGS_release := -O2 -DNDEBUG
 FLAGS_debug   := -O0 -g -DCOLIBRI_TRACE
 FLAGS_asan    := $(SANITIZE) -fsanitize=address
 FLAGS_ubsan   := $(SANITIZE) -fsanitize=undefined

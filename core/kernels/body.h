@@ -35,6 +35,9 @@
 #define INLINE static inline __attribute__((always_inline))
 #endif
 
+/* Loops over the panels and rows of a tile: their bodies must be laid out for sums to stay in registers. */
+#define UNROLL _Pragma("GCC unroll 16")
+
 /* ---- reductions ---------------------------------------------------------------------------------------------- */
 
 /* 32 lanes to one: 32 -> 16 -> 8 -> 4 -> 2 -> 1, lane i takes lane i + half. */
@@ -254,18 +257,18 @@ INLINE void attend_scores(const struct attend *a, const float *keys, struct atte
                           const int T)
 {
     int32_t most = 0;
-    for (int i = 0; i < T; i++) most = a->n_keys[j + i] - from > most ? a->n_keys[j + i] - from : most;
+    UNROLL for (int i = 0; i < T; i++) most = a->n_keys[j + i] - from > most ? a->n_keys[j + i] - from : most;
     if (most > KV_BLOCK) most = KV_BLOCK;
     const vf scale = vf_set1(a->scale);
     for (int32_t first = 0; first < most; first += 16) {
         const float *const k = keys + (size_t)first * (size_t)a->head_dim;
         vf acc[ATTEND_TILE];
-        for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
+        UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
         for (int32_t d = 0; d < a->head_dim; d++) {
             const vf key = vf_load(k + (size_t)d * 16);
-            for (int i = 0; i < T; i++) acc[i] = vf_fma(key, vf_set1(a->q[j + i][d]), acc[i]);
+            UNROLL for (int i = 0; i < T; i++) acc[i] = vf_fma(key, vf_set1(a->q[j + i][d]), acc[i]);
         }
-        for (int i = 0; i < T; i++) {
+        UNROLL for (int i = 0; i < T; i++) {
             const int32_t left = a->n_keys[j + i] - from - first, lanes = left < 0 ? 0 : left < 16 ? left : 16;
             vf_store(s->p[j + i] + first, vf_first(vf_mul(acc[i], scale), lanes, -3.4e38f));
         }
@@ -294,16 +297,16 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
 {
     const int32_t stride = (a->head_dim + 15) & ~15;
     int32_t common = KV_BLOCK;
-    for (int i = 0; i < T; i++) common = n[j + i] < common ? n[j + i] : common;
+    UNROLL for (int i = 0; i < T; i++) common = n[j + i] < common ? n[j + i] : common;
     if (common < 0) common = 0; /* a query of the tile ends before this block */
     for (int32_t d = 0; d < stride; d += 16) {
         vf acc[ATTEND_TILE];
-        for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
+        UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
         for (int32_t key = 0; key < common; key++) {
             const vf v = vf_load(values + (size_t)key * (size_t)stride + d);
-            for (int i = 0; i < T; i++) acc[i] = vf_fma(v, vf_set1(s->p[j + i][key]), acc[i]);
+            UNROLL for (int i = 0; i < T; i++) acc[i] = vf_fma(v, vf_set1(s->p[j + i][key]), acc[i]);
         }
-        for (int i = 0; i < T; i++) {
+        UNROLL for (int i = 0; i < T; i++) {
             for (int32_t key = common; key < n[j + i]; key++) {
                 const vf v = vf_load(values + (size_t)key * (size_t)stride + d);
                 acc[i] = vf_fma(v, vf_set1(s->p[j + i][key]), acc[i]);

@@ -1,9 +1,6 @@
 /* matmul.h: matrix products of every weight type, and the look-up of a row: a part of body.h, which includes it once for
  * each instruction set. Refuses: dividing the work; a caller gives panels and rows. */
 
-/* Loops over the panels and rows of a tile: their bodies must be laid out for sums to stay in registers. */
-#define UNROLL _Pragma("GCC unroll 16")
-
 /* Most accumulators that a register tile may hold: panels x activation rows. */
 enum { TILE_MAX = MATMUL_TILE > 4 ? MATMUL_TILE : 4 };
 
@@ -119,32 +116,54 @@ INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
     minus[7] = vf_mul(dmin, vf_fma(high, vf_set1(16), vf_fma(middle, vf_set1(4), low)));
 }
 
-/* The products of one group of 32 k: P panels `bytes` apart, T activation rows whose quants start at x. */
-INLINE void q4_group(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t at, const int P, const int T, ni *dot)
+struct q4_factors { vf scale[4][Q4_SUPER], minus[4][Q4_SUPER]; }; /* of up to 4 panels */
+
+/* sum += scale x (sum of q x), sum -= minimum x (sum of x), both fused; g: the group in the row x, i in its super-group. */
+INLINE vf q4_add(vf sum, ni dot, const struct q4_factors *f, int p, size_t i, const uint8_t *x, size_t cols, size_t g)
 {
-    UNROLL for (int i = 0; i < P * T; i++) dot[i] = ni_zero();
+    const vf xs = vf_set1(((const float *)(const void *)(x + q8_scales_at(cols)))[g]);
+    const vf total = vf_set1(((const float *)(const void *)(x + q8_sums_at(cols)))[g]);
+    return vf_fma(f->minus[p][i], total, vf_fma(vf_from_vi(ni_sum(dot)), vf_mul(f->scale[p][i], xs), sum));
+}
+
+/* One group of one row: its quants wait in registers, the panels come one by one. */
+INLINE void q4_row_group(const uint8_t *w, size_t bytes, const uint8_t *x, size_t cols, size_t g, size_t i,
+                         const struct q4_factors *f, const int P, vf *acc)
+{
+    aq a[8];
+    UNROLL for (int k = 0; k < 8; k++) a[k] = aq_load(x + g * Q8_GROUP + (size_t)k * 4);
 #pragma GCC unroll 1
-    for (int quad = 0; quad < 4; quad++) {
-        aq few[2 * 4];
-        if (P > T) {
-            UNROLL for (int j = 0; j < T; j++) {
-                few[2 * j] = aq_load(x[j] + at + (size_t)quad * 4);
-                few[2 * j + 1] = aq_load(x[j] + at + 16 + (size_t)quad * 4);
-            }
-        }
-        UNROLL for (int p = 0; p < P; p++) {
+    for (int p = 0; p < P; p++) {
+        ni dot = ni_zero();
+        UNROLL for (int quad = 0; quad < 4; quad++) {
             nq low, high;
-            nq_load(w + (size_t)p * bytes + (size_t)quad * 64, &low, &high);
-            UNROLL for (int j = 0; j < T; j++) {
-                const aq a = P > T ? few[2 * j] : aq_load(x[j] + at + (size_t)quad * 4);
-                const aq b = P > T ? few[2 * j + 1] : aq_load(x[j] + at + 16 + (size_t)quad * 4);
-                dot[p * T + j] = ni_dot4(ni_dot4(dot[p * T + j], low, a), high, b);
-            }
+            nq_load(w + (size_t)p * bytes + g * 256 + (size_t)quad * 64, &low, &high);
+            dot = ni_dot4(ni_dot4(dot, low, a[quad]), high, a[quad + 4]);
         }
+        acc[p] = q4_add(acc[p], dot, f, p, i, x, cols, g);
     }
 }
 
-/* Per row and group: sum += scale x (sum of q x), sum -= minimum x (sum of x), both fused. */
+/* One group of T rows, a quad at a time: its weights are taken apart once. */
+INLINE void q4_tile_group(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t cols, size_t g, size_t i,
+                          const struct q4_factors *f, const int P, const int T, vf *acc)
+{
+    ni dot[TILE_MAX];
+    UNROLL for (int k = 0; k < P * T; k++) dot[k] = ni_zero();
+#pragma GCC unroll 1
+    for (size_t quad = 0; quad < 4; quad++) {
+        UNROLL for (int p = 0; p < P; p++) {
+            nq low, high;
+            nq_load(w + (size_t)p * bytes + g * 256 + quad * 64, &low, &high);
+            UNROLL for (int j = 0; j < T; j++) {
+                const uint8_t *const at = x[j] + g * Q8_GROUP + quad * 4;
+                dot[p * T + j] = ni_dot4(ni_dot4(dot[p * T + j], low, aq_load(at)), high, aq_load(at + 16));
+            }
+        }
+    }
+    UNROLL for (int k = 0; k < P * T; k++) acc[k] = q4_add(acc[k], dot[k], f, k / T, i, x[k % T], cols, g);
+}
+
 INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
 {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
@@ -154,23 +173,13 @@ INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int 
     UNROLL for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
     UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
     for (size_t first = 0; first < groups; first += Q4_SUPER) {
-        vf scale[4][Q4_SUPER], minus[4][Q4_SUPER];
-        UNROLL for (int p = 0; p < P; p++) {
-            q4_scales(w + (size_t)p * bytes + (groups + first / Q4_SUPER) * 256, scale[p], minus[p]);
+        struct q4_factors f;
+        for (int p = 0; p < P; p++) {
+            q4_scales(w + (size_t)p * bytes + (groups + first / Q4_SUPER) * 256, f.scale[p], f.minus[p]);
         }
         for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
-            const size_t g = first + i;
-            ni dot[TILE_MAX];
-            q4_group(w + g * 256, bytes, x, g * Q8_GROUP, P, T, dot);
-            UNROLL for (int j = 0; j < T; j++) {
-                const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
-                const vf sum = vf_set1(((const float *)(const void *)(x[j] + q8_sums_at(cols)))[g]);
-                UNROLL for (int p = 0; p < P; p++) {
-                    vf *const a = &acc[p * T + j];
-                    *a = vf_fma(vf_from_vi(ni_sum(dot[p * T + j])), vf_mul(scale[p][i], xs), *a);
-                    *a = vf_fma(minus[p][i], sum, *a);
-                }
-            }
+            if (T == 1) q4_row_group(w, bytes, x[0], cols, first + i, i, &f, P, acc);
+            else q4_tile_group(w, bytes, x, cols, first + i, i, &f, P, T, acc);
         }
     }
     UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
