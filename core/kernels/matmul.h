@@ -185,24 +185,23 @@ INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int 
     UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
 }
 
-/* Full tiles of activation rows one panel at a time; the few left over several panels at a time. */
+/* Tiles of activation rows panel by panel; the rows left over one by one on several panels at a time, whose weights the
+ * second of them finds in the cache. */
 #define DEFINE_MATMUL(type)                                                                                      \
     static void matmul_##type(const struct matmul *m)                                                            \
     {                                                                                                            \
         const int32_t end = m->first_panel + m->n_panels, full = m->n - m->n % MATMUL_TILE;                      \
+        const int32_t half = MATMUL_TILE > 4 ? m->n - m->n % 4 : full;                                           \
         for (int32_t p = m->first_panel; p < end; p++) {                                                         \
             for (int32_t t = 0; t < full; t += MATMUL_TILE) tile_##type(m, p, t, 1, MATMUL_TILE);                \
+            if (half > full) tile_##type(m, p, full, 1, 4);                                                      \
         }                                                                                                        \
-        int32_t t = full;                                                                                        \
-        for (; MATMUL_PANELS > 1 && m->n - t >= 2; t += 2) {                                                     \
-            int32_t p = m->first_panel;                                                                          \
-            for (; end - p >= 2; p += 2) tile_##type(m, p, t, 2, 2);                                             \
-            for (; p < end; p++) tile_##type(m, p, t, 1, 2);                                                     \
+        int32_t p = m->first_panel;                                                                              \
+        for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) {                                                      \
+            for (int32_t t = half; t < m->n; t++) tile_##type(m, p, t, 4, 1);                                    \
         }                                                                                                        \
-        for (; t < m->n; t++) {                                                                                  \
-            int32_t p = m->first_panel;                                                                          \
-            for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) tile_##type(m, p, t, 4, 1);                        \
-            for (; p < end; p++) tile_##type(m, p, t, 1, 1);                                                     \
+        for (; p < end; p++) {                                                                                   \
+            for (int32_t t = half; t < m->n; t++) tile_##type(m, p, t, 1, 1);                                    \
         }                                                                                                        \
     }
 DEFINE_MATMUL(f32)
