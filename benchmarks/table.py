@@ -1,6 +1,6 @@
 """Tables of a comparison: lines for the terminal while it runs, markdown for the README from the CSV.
 
-Owns: which rows count (a cell's latest run) and how they read. Refuses: measuring (compare.py).
+Owns: the CSV, which rows count (a cell's latest run) and how they read. Refuses: measuring (compare.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,18 @@ def read(path: Path) -> list[Row]:
     """All rows, oldest first."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def append(rows: list[Row]) -> None:
+    """To the CSV of this processor."""
+    path = results()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
 
 
 def marked(path: Path) -> str:
