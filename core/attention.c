@@ -25,6 +25,7 @@ struct attention_work {
     const struct chunk *chunk;
     const struct layer *weights;
     int32_t layer;
+    int32_t rows; /* of a work item */
 };
 
 /* Bias, norm, clip and rotation of one row of q or k [n_heads][head_dim]; norm and bias NULL: none. */
@@ -72,7 +73,9 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
         .block_bytes = c->cache->block_bytes,
         .k_offset = cache_key_offset(c->cache, work->layer, kv_head),
         .v_offset = cache_value_offset(c->cache, work->layer, kv_head),
-        .head_dim = c->config->head_dim,
+        .key_dim = c->config->head_dim,
+        .value_dim = c->config->head_dim,
+        .block_positions = c->cache->block_positions,
         .scale = c->config->attn_scale,
     };
 }
@@ -82,14 +85,14 @@ static float *partial_at(const struct chunk *c, size_t row_head, int32_t block)
     return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->config->head_dim);
 }
 
-/* One kv head and up to ATTEND_TILE neighbouring rows: their query heads go through in tiles that share keys. block: the
+/* One kv head and up to work->rows neighbouring rows: their query heads go through in tiles that share keys. block: the
  * only one to look at, or -1: all. */
 static void attend_rows(const struct attention_work *work, int32_t kv_head, int32_t first, int32_t block)
 {
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const int32_t group = config->n_heads / config->n_kv_heads;
-    const int32_t end = first + ATTEND_TILE < c->n ? first + ATTEND_TILE : c->n;
+    const int32_t end = first + work->rows < c->n ? first + work->rows : c->n;
     struct attend tile = empty_tile(work, kv_head);
     for (int32_t row = first; row < end; row++) {
         const int32_t *const table = cache_table(c->cache, c->sequences[row]);
@@ -117,7 +120,7 @@ static void attend_item(void *argument, int32_t item, int32_t worker)
     (void)worker;
     const struct attention_work *const work = argument;
     const int32_t n_kv_heads = work->chunk->config->n_kv_heads;
-    attend_rows(work, item % n_kv_heads, item / n_kv_heads * ATTEND_TILE, -1);
+    attend_rows(work, item % n_kv_heads, item / n_kv_heads * work->rows, -1);
 }
 
 static void block_item(void *argument, int32_t item, int32_t worker)
@@ -161,17 +164,20 @@ static uint64_t attended_bytes(const struct chunk *c)
 static void attend(struct attention_work *work)
 {
     const struct chunk *const c = work->chunk;
-    const int32_t n_kv_heads = c->config->n_kv_heads, tiles = (c->n + ATTEND_TILE - 1) / ATTEND_TILE;
+    const int32_t n_kv_heads = c->config->n_kv_heads;
     const uint64_t bytes = attended_bytes(c);
     int32_t blocks = 0;
     for (int32_t row = 0; row < c->n; row++) {
         const int32_t held = c->positions[row] / KV_BLOCK + 1;
         blocks = held > blocks ? held : blocks;
     }
-    if (c->partials == NULL || c->n > ATTEND_TILE || blocks == 1) {
-        threads_run(c->threads, attend_item, work, tiles * n_kv_heads, bytes);
+    if (c->partials == NULL || c->n > ATTEND_SPLIT || blocks == 1) {
+        /* Large tiles read keys and values less often; small ones keep all threads busy. */
+        work->rows = (int64_t)c->n * n_kv_heads < 2 * ATTEND_TILE * (int64_t)c->threads->n ? 4 : ATTEND_TILE;
+        threads_run(c->threads, attend_item, work, (c->n + work->rows - 1) / work->rows * n_kv_heads, bytes);
         return;
     }
+    work->rows = c->n;
     threads_run(c->threads, block_item, work, blocks * n_kv_heads, bytes);
     threads_run(c->threads, merge_item, work, c->n * c->config->n_heads, bytes / KV_BLOCK);
 }
@@ -181,7 +187,7 @@ void attention_layer(struct chunk *c, int32_t layer)
     const struct layer *const w = &c->model->layers[layer];
     const size_t q_width = (size_t)c->attended.width;
     const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
-    struct attention_work work = {c, w, layer};
+    struct attention_work work = {c, w, layer, 0};
     product_norm(c, w->attn_norm, type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type));
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);

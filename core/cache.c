@@ -91,9 +91,9 @@ void cache_write(const struct cache *c, int32_t sequence, int32_t layer, int32_t
     uint8_t *const base = c->pool + (size_t)block * c->block_bytes;
     float *const keys = (float *)(void *)(base + cache_key_offset(c, layer, head)) +
                         (size_t)(at / 16) * (size_t)c->head_dim * 16 + at % 16;
-    float *const values = (float *)(void *)(base + cache_value_offset(c, layer, head)) +
-                          (size_t)at * (size_t)c->value_stride;
+    float *const values = (float *)(void *)(base + cache_value_offset(c, layer, head)) + (size_t)at * 16;
     for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * 16] = key[d];
-    memcpy(values, value, (size_t)c->head_dim * sizeof *values);
-    memset(values + c->head_dim, 0, (size_t)(c->value_stride - c->head_dim) * sizeof *values);
+    for (int32_t d = 0; d < c->value_stride; d++) {
+        values[(size_t)(d / 16 * c->block_positions) * 16 + (size_t)(d % 16)] = d < c->head_dim ? value[d] : 0;
+    }
 }

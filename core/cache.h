@@ -3,7 +3,7 @@
  *
  *   block: for each layer, for each kv head:
  *            keys   [positions / 16][head_dim][16]   (element d of 16 neighbouring positions side by side)
- *            values [positions][roundup16(head_dim)]
+ *            values [roundup16(head_dim) / 16][positions][16]   (zeros behind the last element)
  */
 #ifndef COLIBRI_CACHE_H
 #define COLIBRI_CACHE_H

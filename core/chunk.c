@@ -27,7 +27,7 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
     k->partials = NULL;
     k->partial_blocks = (p->context - 1) / KV_BLOCK + 1;
     if (p->threads == 1 || c->n_kv_heads >= 2 * p->threads || k->partial_blocks == 1) return;
-    const uint64_t heads = (uint64_t)(rows < ATTEND_TILE ? rows : ATTEND_TILE) * (uint64_t)c->n_heads;
+    const uint64_t heads = (uint64_t)(rows < ATTEND_SPLIT ? rows : ATTEND_SPLIT) * (uint64_t)c->n_heads;
     k->partials = arena_take(arena, heads * (uint64_t)k->partial_blocks, attend_partial_floats(c->head_dim) * sizeof(float));
 }
 

@@ -8,6 +8,8 @@
 #include "threads.h"
 #include "weights.h"
 
+enum { ATTEND_SPLIT = 4 }; /* most rows whose attention is shared out by blocks of the past */
+
 /* Rows as matrices of any type read them: f32, and quantised for q8 and q4. */
 struct activation {
     float *f32;          /* [rows][width]; NULL where no matrix reads it */
@@ -38,7 +40,7 @@ struct chunk {
     struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
     float *q, *k, *v;                     /* [n][heads x head_dim] */
     struct activation attended;           /* [n][n_heads x head_dim]; takes the place of q */
-    float *partials;                      /* [ATTEND_TILE x n_heads][partial_blocks] of a few rows, attention shared out by
+    float *partials;                      /* [ATTEND_SPLIT x n_heads][partial_blocks] of a few rows, attention shared out by
                                            * blocks; NULL where heads alone keep the threads busy */
     int32_t partial_blocks;
     float *router_logits;                 /* [n][n_experts] */

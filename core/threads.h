@@ -12,7 +12,7 @@
 #if defined(__SANITIZE_THREAD__)
 enum { THREADS_STACK = 2 * 1024 * 1024 }; /* ThreadSanitizer keeps its own state there */
 #else
-enum { THREADS_STACK = 512 * 1024 };      /* the deepest kernel takes 40 KiB */
+enum { THREADS_STACK = 512 * 1024 };      /* the deepest kernel takes 80 KiB */
 #endif
 enum { THREADS_MAX = 256 };
 

@@ -24,7 +24,6 @@
 
 typedef struct vf { __m256 a, b; } vf;
 typedef struct vi { __m256i a, b; } vi;
-typedef struct wq { __m256i a, b; } wq;
 typedef struct nq { __m256i a, b; } nq;
 
 #define VF(x, y) ((vf){x, y})
@@ -102,12 +101,7 @@ static inline void nq_load(const uint8_t *p, nq *low, nq *high)
     *high = (nq){_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
 }
 
-#if defined(AVX2_VNNI)
-/* Stored weights, unsigned, times activations, signed: what the instruction multiplies. */
 typedef __m256i aq;
-typedef vi ni;
-
-static inline wq wq_load(const uint8_t *p) { return (wq){load_bytes(p), load_bytes(p + 32)}; }
 
 static inline aq aq_load(const uint8_t *p)
 {
@@ -115,6 +109,13 @@ static inline aq aq_load(const uint8_t *p)
     memcpy(&quad, p, sizeof quad);
     return _mm256_set1_epi32(quad);
 }
+
+#if defined(AVX2_VNNI)
+/* Stored weights, unsigned, times activations, signed: what the instruction multiplies. */
+typedef vi wq;
+typedef vi ni;
+
+static inline wq wq_load(const uint8_t *p) { return (wq){load_bytes(p), load_bytes(p + 32)}; }
 
 static inline vi vi_dot4(vi acc, wq w, aq x)
 {
@@ -132,29 +133,22 @@ static inline ni ni_dot4(ni acc, nq w, aq x)
 #define KERNELS kernels_avx2_vnni
 #define KERNELS_NAME "avx2-vnni"
 #else
-typedef struct aq { __m256i size, sign; } aq; /* |x|, x */
+typedef struct wq { __m256i a, b, size_a, size_b; } wq; /* w, |w| */
 typedef struct ni { __m256i a, b; } ni;       /* 16-bit lanes, two of them a row: 8 x 2 x 15 x 127 fits */
 
-/* |x| times (q with the sign of x): both below 128, so that two products fit 16 bits and nothing saturates. */
+/* |w| times (x with the sign of w): two products, at most 128 x 127 each, fit 16 bits and nothing saturates. */
 static inline wq wq_load(const uint8_t *p)
 {
     const __m256i middle = _mm256_set1_epi8(-128);
-    return (wq){_mm256_xor_si256(load_bytes(p), middle), _mm256_xor_si256(load_bytes(p + 32), middle)};
-}
-
-static inline aq aq_load(const uint8_t *p)
-{
-    int32_t quad;
-    memcpy(&quad, p, sizeof quad);
-    const __m256i all = _mm256_set1_epi32(quad);
-    return (aq){_mm256_abs_epi8(all), all};
+    const __m256i a = _mm256_xor_si256(load_bytes(p), middle), b = _mm256_xor_si256(load_bytes(p + 32), middle);
+    return (wq){a, b, _mm256_abs_epi8(a), _mm256_abs_epi8(b)};
 }
 
 static inline vi vi_dot4(vi acc, wq w, aq x)
 {
     const __m256i one = _mm256_set1_epi16(1);
-    const __m256i a = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(w.a, x.sign));
-    const __m256i b = _mm256_maddubs_epi16(x.size, _mm256_sign_epi8(w.b, x.sign));
+    const __m256i a = _mm256_maddubs_epi16(w.size_a, _mm256_sign_epi8(x, w.a));
+    const __m256i b = _mm256_maddubs_epi16(w.size_b, _mm256_sign_epi8(x, w.b));
     return VI(_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, one)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, one)));
 }
 
@@ -162,8 +156,8 @@ static inline ni ni_zero(void) { return (ni){_mm256_setzero_si256(), _mm256_setz
 
 static inline ni ni_dot4(ni acc, nq w, aq x)
 {
-    return (ni){_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x.sign)),
-                _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x.sign))};
+    return (ni){_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x)),
+                _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x))};
 }
 
 static inline vi ni_sum(ni acc)
@@ -177,6 +171,7 @@ static inline vi ni_sum(ni acc)
 #define KERNELS_NAME "avx2"
 #endif
 
+#define KEEP(v) __asm__("" : "+x"((v).a), "+x"((v).b))
 #define MATMUL_TILE 4
 #define MATMUL_PANELS 4
 #include "body.h"

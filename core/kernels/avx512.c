@@ -90,6 +90,11 @@ static inline aq aq_load(const uint8_t *p)
     return _mm512_set1_epi32(quad);
 }
 
+#ifdef COLIBRI_AVX512_HEADER
+#define KEEP(v) ((void)0) /* emulated: no registers of this size */
+#else
+#define KEEP(v) __asm__("" : "+v"(v))
+#endif
 #define MATMUL_TILE 8
 #define MATMUL_PANELS 4
 #define KERNELS kernels_avx512

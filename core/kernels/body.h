@@ -20,6 +20,7 @@
  *   ni, ni_zero()          sums of such products over at most 8 quads, however the set likes to hold them
  *   ni_dot4(acc, n, a)     acc + sum of 4 products per lane, exact
  *   ni_sum(acc)            the 16 sums as vi
+ *   KEEP(v)                says that v (vf, vi, ni) is in registers here: gcc otherwise spills a tile's sums inside its loop
  *   MATMUL_TILE            activation rows per register tile
  *   MATMUL_PANELS          4: few rows take several panels at a time; 1: never (less code)
  *   KERNELS                name of the table to define;  KERNELS_NAME its text
@@ -243,35 +244,35 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
 
 /* ---- attention ----------------------------------------------------------------------------------------------- */
 
-/* Keys of a block: element d of 16 neighbouring keys side by side; values: rows of stride roundup16(head_dim). A score
- * is one lane's sum over d, an output element one lane's sum over keys, blocks merge in order (online softmax,
- * Milakov and Gimelshein, arXiv:1805.02867): nothing depends on the tile or on how the prompt was cut. */
+/* Keys and values of a block lie 16 side by side: of a key, element d of 16 neighbouring positions; of a value, 16
+ * elements of one position. A score is one lane's sum over d, an output element one lane's sum over keys, blocks merge in
+ * order (online softmax, Milakov and Gimelshein, arXiv:1805.02867): nothing depends on the tile or on how the prompt was
+ * cut. Queries go four by four through registers; a tile of them finds each 16 keys or values in the first cache. */
 struct attend_state {
     float max[ATTEND_TILE], sum[ATTEND_TILE];
-    float p[ATTEND_TILE][KV_BLOCK];        /* scores of a block, then the weights made of them */
-    float out[ATTEND_TILE][HEAD_DIM_MAX];
+    float p[ATTEND_TILE][KV_BLOCK];         /* scores of a block, then the weights made of them */
+    float out[ATTEND_TILE * HEAD_DIM_MAX];  /* [n][roundup16(value_dim)] */
 };
 
-/* Scores of block b for T queries from j on; lanes past a query's last key hold -3.4e38. */
-INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, int32_t from, int j,
-                          const int T)
+INLINE size_t attend_stride(const struct attend *a) { return ((size_t)a->value_dim + 15) & ~(size_t)15; }
+
+/* Scores of the 16 keys from `first` on in a block for T queries from j on; lanes past a query's last key hold -3.4e38. */
+INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, const int32_t *n, int32_t first,
+                          int j, const int T)
 {
-    int32_t most = 0;
-    UNROLL for (int i = 0; i < T; i++) most = a->n_keys[j + i] - from > most ? a->n_keys[j + i] - from : most;
-    if (most > KV_BLOCK) most = KV_BLOCK;
-    const vf scale = vf_set1(a->scale);
-    for (int32_t first = 0; first < most; first += 16) {
-        const float *const k = keys + (size_t)first * (size_t)a->head_dim;
-        vf acc[ATTEND_TILE];
-        UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
-        for (int32_t d = 0; d < a->head_dim; d++) {
-            const vf key = vf_load(k + (size_t)d * 16);
-            UNROLL for (int i = 0; i < T; i++) acc[i] = vf_fma(key, vf_set1(a->q[j + i][d]), acc[i]);
-        }
+    const float *const k = keys + (size_t)first * (size_t)a->key_dim;
+    vf acc[4];
+    UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
+    for (int32_t d = 0; d < a->key_dim; d++) {
+        const vf key = vf_load(k + (size_t)d * 16);
         UNROLL for (int i = 0; i < T; i++) {
-            const int32_t left = a->n_keys[j + i] - from - first, lanes = left < 0 ? 0 : left < 16 ? left : 16;
-            vf_store(s->p[j + i] + first, vf_first(vf_mul(acc[i], scale), lanes, -3.4e38f));
+            acc[i] = vf_fma(key, vf_set1(a->q[j + i][d]), acc[i]);
+            KEEP(acc[i]);
         }
+    }
+    UNROLL for (int i = 0; i < T; i++) {
+        const int32_t left = n[j + i] - first, lanes = left < 0 ? 0 : left < 16 ? left : 16;
+        vf_store(s->p[j + i] + first, vf_first(vf_mul(acc[i], vf_set1(a->scale)), lanes, -3.4e38f));
     }
 }
 
@@ -291,49 +292,51 @@ INLINE void attend_weights(float *p, int32_t n, float *max, float *sum)
     *sum = fold_add(low, high);
 }
 
-/* Sum over the keys of a block of weight x value, merged into the state: T queries from j on. */
+/* 16 elements from d on of the sum over a block's keys of weight x value, merged into the state: T queries from j on. */
 INLINE void attend_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
-                          const float *old_scale, const float *new_scale, int j, const int T)
+                          const float *old_scale, const float *new_scale, int32_t d, int j, const int T)
 {
-    const int32_t stride = (a->head_dim + 15) & ~15;
-    int32_t common = KV_BLOCK;
-    UNROLL for (int i = 0; i < T; i++) common = n[j + i] < common ? n[j + i] : common;
-    if (common < 0) common = 0; /* a query of the tile ends before this block */
-    for (int32_t d = 0; d < stride; d += 16) {
-        vf acc[ATTEND_TILE];
-        UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
-        for (int32_t key = 0; key < common; key++) {
-            const vf v = vf_load(values + (size_t)key * (size_t)stride + d);
-            UNROLL for (int i = 0; i < T; i++) acc[i] = vf_fma(v, vf_set1(s->p[j + i][key]), acc[i]);
-        }
+    const float *const v = values + (size_t)d * (size_t)a->block_positions;
+    int32_t common = n[j];
+    UNROLL for (int i = 1; i < T; i++) common = n[j + i] < common ? n[j + i] : common;
+    vf acc[4];
+    UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
+    for (int32_t key = 0; key < common; key++) {
+        const vf value = vf_load(v + (size_t)key * 16);
         UNROLL for (int i = 0; i < T; i++) {
-            for (int32_t key = common; key < n[j + i]; key++) {
-                const vf v = vf_load(values + (size_t)key * (size_t)stride + d);
-                acc[i] = vf_fma(v, vf_set1(s->p[j + i][key]), acc[i]);
-            }
-            if (n[j + i] <= 0) continue;
-            float *const out = s->out[j + i] + d;
-            const vf old = vf_mul(vf_load(out), vf_set1(old_scale[j + i]));
-            vf_store(out, vf_fma(acc[i], vf_set1(new_scale[j + i]), old));
+            acc[i] = vf_fma(value, vf_set1(s->p[j + i][key]), acc[i]);
+            KEEP(acc[i]);
         }
+    }
+    UNROLL for (int i = 0; i < T; i++) {
+        if (n[j + i] <= 0) continue; /* ends before this block */
+        for (int32_t key = common < 0 ? 0 : common; key < n[j + i]; key++) {
+            acc[i] = vf_fma(vf_load(v + (size_t)key * 16), vf_set1(s->p[j + i][key]), acc[i]);
+        }
+        float *const out = s->out + (size_t)(j + i) * attend_stride(a) + d;
+        const vf old = vf_mul(vf_load(out), vf_set1(old_scale[j + i]));
+        vf_store(out, vf_fma(acc[i], vf_set1(new_scale[j + i]), old));
     }
 }
 
-INLINE void attend_tile_scores(const struct attend *a, const float *keys, struct attend_state *s, int32_t from)
-{
-    if (a->n == 4) attend_scores(a, keys, s, from, 0, 4);
-    else if (a->n == 3) attend_scores(a, keys, s, from, 0, 3);
-    else if (a->n == 2) attend_scores(a, keys, s, from, 0, 2);
-    else attend_scores(a, keys, s, from, 0, 1);
-}
+/* call(j, T) for all queries: fours, then what is left. */
+#define BY_FOURS(n, call)                                                        \
+    do {                                                                         \
+        int j_ = 0;                                                              \
+        for (; (n) - j_ >= 4; j_ += 4) call(j_, 4);                              \
+        if ((n) - j_ == 3) call(j_, 3);                                          \
+        else if ((n) - j_ == 2) call(j_, 2);                                     \
+        else if ((n) - j_ == 1) call(j_, 1);                                     \
+    } while (0)
 
 INLINE void attend_tile_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
                                const float *old_scale, const float *new_scale)
 {
-    if (a->n == 4) attend_values(a, values, s, n, old_scale, new_scale, 0, 4);
-    else if (a->n == 3) attend_values(a, values, s, n, old_scale, new_scale, 0, 3);
-    else if (a->n == 2) attend_values(a, values, s, n, old_scale, new_scale, 0, 2);
-    else attend_values(a, values, s, n, old_scale, new_scale, 0, 1);
+    for (int32_t d = 0; d < a->value_dim; d += 16) {
+#define CALL(j, T) attend_values(a, values, s, n, old_scale, new_scale, d, j, T)
+        BY_FOURS(a->n, CALL);
+#undef CALL
+    }
 }
 
 /* Takes a block's maximum and sum into a query's; the factors are those of what was there and of the block. */
@@ -346,19 +349,28 @@ INLINE void attend_join(float *max, float *sum, float block_max, float block_sum
     *max = merged;
 }
 
-INLINE void attend_divide(float *to, const float *out, float sum, int32_t head_dim)
+INLINE void attend_divide(float *to, const float *out, float sum, int32_t value_dim)
 {
     const vf divisor = vf_set1(sum);
-    for (int32_t d = 0; d < head_dim; d += 16) store_at(to, d, head_dim, vf_div(vf_load(out + d), divisor));
+    for (int32_t d = 0; d < value_dim; d += 16) store_at(to, d, value_dim, vf_div(vf_load(out + d), divisor));
 }
 
 /* Scores and weights of a block; returns through n how many keys of it each query sees. */
 INLINE const float *attend_enter(const struct attend *a, struct attend_state *s, int32_t from, int32_t *n, float *max, float *sum)
 {
     const uint8_t *const block = a->pool + (size_t)a->table[from / KV_BLOCK] * a->block_bytes;
-    attend_tile_scores(a, (const float *)(const void *)(block + a->k_offset), s, from);
+    const float *const keys = (const float *)(const void *)(block + a->k_offset);
+    int32_t most = 0;
     for (int j = 0; j < a->n; j++) {
         n[j] = a->n_keys[j] - from < KV_BLOCK ? a->n_keys[j] - from : KV_BLOCK;
+        most = n[j] > most ? n[j] : most;
+    }
+    for (int32_t first = 0; first < most; first += 16) {
+#define CALL(j, T) attend_scores(a, keys, s, n, first, j, T)
+        BY_FOURS(a->n, CALL);
+#undef CALL
+    }
+    for (int j = 0; j < a->n; j++) {
         if (n[j] > 0) attend_weights(s->p[j], n[j], &max[j], &sum[j]);
     }
     return (const float *)(const void *)(block + a->v_offset);
@@ -371,9 +383,9 @@ static void kernel_attend(const struct attend *a)
     for (int j = 0; j < a->n; j++) {
         s.max[j] = -3.4e38f;
         s.sum[j] = 0;
-        memset(s.out[j], 0, (((size_t)a->head_dim + 15) & ~(size_t)15) * sizeof(float));
         last = a->n_keys[j] > last ? a->n_keys[j] : last;
     }
+    memset(s.out, 0, (size_t)a->n * attend_stride(a) * sizeof(float));
     for (int32_t from = 0; from < last; from += KV_BLOCK) {
         int32_t n[ATTEND_TILE] = {0};
         float max[ATTEND_TILE], sum[ATTEND_TILE], old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
@@ -383,33 +395,31 @@ static void kernel_attend(const struct attend *a)
         }
         attend_tile_values(a, values, &s, n, old_scale, new_scale);
     }
-    for (int j = 0; j < a->n; j++) attend_divide(a->out[j], s.out[j], s.sum[j], a->head_dim);
+    for (int j = 0; j < a->n; j++) attend_divide(a->out[j], s.out + (size_t)j * attend_stride(a), s.sum[j], a->value_dim);
 }
 
 static void kernel_attend_block(const struct attend *a, int32_t block)
 {
     struct attend_state s;
     int32_t n[ATTEND_TILE] = {0};
-    float max[ATTEND_TILE], sum[ATTEND_TILE];
-    const float one[ATTEND_TILE] = {1, 1, 1, 1};
-    const size_t floats = attend_partial_floats(a->head_dim) - 2;
-    for (int j = 0; j < a->n; j++) {
-        for (size_t d = 0; d < floats; d++) s.out[j][d] = -0.0f; /* the one number that adds nothing, not even a sign */
-    }
+    float max[ATTEND_TILE], sum[ATTEND_TILE], one[ATTEND_TILE];
+    const size_t floats = attend_stride(a);
+    for (size_t i = 0; i < (size_t)a->n * floats; i++) s.out[i] = -0.0f; /* the one number that adds nothing, not even a sign */
+    for (int j = 0; j < a->n; j++) one[j] = 1;
     const float *const values = attend_enter(a, &s, block * KV_BLOCK, n, max, sum);
     attend_tile_values(a, values, &s, n, one, one);
     for (int j = 0; j < a->n; j++) {
         if (n[j] <= 0) continue;
         a->partial[j][0] = max[j];
         a->partial[j][1] = sum[j];
-        memcpy(a->partial[j] + 2, s.out[j], floats * sizeof(float));
+        memcpy(a->partial[j] + 2, s.out + (size_t)j * floats, floats * sizeof(float));
     }
 }
 
-static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t head_dim, float *to)
+static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t value_dim, float *to)
 {
     float max = -3.4e38f, sum = 0, out[HEAD_DIM_MAX], old_scale, new_scale;
-    const size_t floats = attend_partial_floats(head_dim);
+    const size_t floats = attend_partial_floats(value_dim);
     memset(out, 0, (floats - 2) * sizeof *out);
     for (int32_t b = 0; b < n_blocks; b++, partials += floats) {
         attend_join(&max, &sum, partials[0], partials[1], b == 0, &old_scale, &new_scale);
@@ -418,7 +428,7 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
             vf_store(out + d, vf_fma(vf_load(partials + 2 + d), vf_set1(new_scale), old));
         }
     }
-    attend_divide(to, out, sum, head_dim);
+    attend_divide(to, out, sum, value_dim);
 }
 
 const struct kernels KERNELS = {

@@ -72,22 +72,22 @@ struct matmul {
 };
 
 /* Attention of a tile of queries over one key/value head. Queries see keys 0 … n_keys - 1. */
-enum { ATTEND_TILE = 4 };
+enum { ATTEND_TILE = 16 };
 struct attend {
     int32_t n;                                /* queries, 1 to ATTEND_TILE */
-    const float *q[ATTEND_TILE];              /* [head_dim] */
-    float *out[ATTEND_TILE];                  /* [head_dim] */
+    const float *q[ATTEND_TILE];              /* [key_dim] */
+    float *out[ATTEND_TILE];                  /* [value_dim] */
     int32_t n_keys[ATTEND_TILE];
     const uint8_t *pool;                      /* KV blocks */
     const int32_t *table;                     /* block of positions 128 b … : pool + table[b] * block_bytes */
     size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
-    int32_t head_dim;
+    int32_t key_dim, value_dim, block_positions;
     float scale;
     float *partial[ATTEND_TILE];              /* used by attend_block only */
 };
 
 /* Floats of what one block says about one query: maximum, sum, and the output not yet divided, by lanes of 16. */
-static inline size_t attend_partial_floats(int32_t head_dim) { return 2 + (((size_t)head_dim + 15) & ~(size_t)15); }
+static inline size_t attend_partial_floats(int32_t value_dim) { return 2 + (((size_t)value_dim + 15) & ~(size_t)15); }
 
 struct kernels {
     const char *name;
@@ -108,9 +108,9 @@ struct kernels {
     float (*exp)(float x);
     void (*attend)(const struct attend *a);
     /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that ends before it),
-     * then the partials of a query [n_blocks] in order into out [head_dim]. The bits are those of attend. */
+     * then the partials of a query [n_blocks] in order into out [value_dim]. The bits are those of attend. */
     void (*attend_block)(const struct attend *a, int32_t block);
-    void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t head_dim, float *out);
+    void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t value_dim, float *out);
     /* Row r of w as f32 [cols]: the embedding look-up. */
     void (*read_row)(const struct matrix *w, int32_t r, float *out);
     bool (*all_finite)(const float *x, int64_t n);

@@ -1,105 +1,43 @@
 /* matmul.h: matrix products of every weight type, and the look-up of a row: a part of body.h, which includes it once for
  * each instruction set. Refuses: dividing the work; a caller gives panels and rows. */
 
-/* Most accumulators that a register tile may hold: panels x activation rows. */
-enum { TILE_MAX = MATMUL_TILE > 4 ? MATMUL_TILE : 4 };
+enum {
+    BLOCK_GROUPS = Q4_SUPER,                 /* groups of a panel that are taken apart at once */
+    BLOCK_QUADS = BLOCK_GROUPS * Q8_GROUP / 4,
+    SLAB = 64,                               /* rows that a panel's block is used for before the next block */
+};
 
 INLINE const uint8_t *x_row(const struct matmul *m, int32_t t)
 {
     return (const uint8_t *)m->x + m->x_stride * (size_t)(m->x_rows == NULL ? t : m->x_rows[t]);
 }
 
-INLINE void store_tile(const struct matmul *m, int32_t panel, int32_t t, vf v)
+INLINE void store_sum(const struct matmul *m, int32_t panel, int32_t t, vf v)
 {
     float *const y = m->y_rows == NULL ? m->y + (size_t)t * m->y_stride : m->y_rows[t];
     store_at(y, (panel - m->y_panel) * PANEL_ROWS, m->w->rows - m->y_panel * PANEL_ROWS, v);
 }
 
-/* P panels from `panel` on, T activation rows from t on; P and T are constants where it is called. */
-INLINE void tile_f32(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+INLINE vf x_scale(const uint8_t *x, size_t cols, size_t g)
 {
-    const size_t bytes = panel_bytes(TYPE_F32, (uint64_t)m->w->cols);
-    const uint8_t *w = m->w->data + (size_t)panel * bytes;
-    const float *x[TILE_MAX];
-    vf acc[TILE_MAX];
-    UNROLL for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
-    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
-    for (int32_t k = 0; k < m->w->cols; k++, w += 64) {
-        UNROLL for (int p = 0; p < P; p++) {
-            const vf weight = vf_load((const float *)(const void *)(w + (size_t)p * bytes));
-            UNROLL for (int j = 0; j < T; j++) acc[p * T + j] = vf_fma(weight, vf_set1(x[j][k]), acc[p * T + j]);
-        }
-    }
-    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+    return vf_set1(((const float *)(const void *)(x + q8_scales_at(cols)))[g]);
 }
 
-INLINE void tile_bf16(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+INLINE vi q8_zero(const uint8_t *x, size_t cols, size_t g)
 {
-    const size_t bytes = panel_bytes(TYPE_BF16, (uint64_t)m->w->cols);
-    const uint8_t *w = m->w->data + (size_t)panel * bytes;
-    const float *x[TILE_MAX];
-    vf acc[TILE_MAX];
-    UNROLL for (int j = 0; j < T; j++) x[j] = (const float *)(const void *)x_row(m, t + j);
-    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
-    for (int32_t k = 0; k < m->w->cols; k += 2, w += 64) {
-        const bool pair = k + 1 < m->w->cols;
-        UNROLL for (int p = 0; p < P; p++) {
-            vf even, odd;
-            vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
-            UNROLL for (int j = 0; j < T; j++) {
-                vf sum = vf_fma(even, vf_set1(x[j][k]), acc[p * T + j]);
-                if (pair) sum = vf_fma(odd, vf_set1(x[j][k + 1]), sum);
-                acc[p * T + j] = sum;
-            }
-        }
-    }
-    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
-}
-
-INLINE void tile_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
-{
-    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q8, cols), groups = q8_groups(cols);
-    const uint8_t *const w = m->w->data + (size_t)panel * bytes;
-    const uint8_t *x[TILE_MAX];
-    vf acc[TILE_MAX];
-    UNROLL for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
-    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
-    for (size_t g = 0; g < groups; g++) {
-        vi dot[TILE_MAX];
-        UNROLL for (int i = 0; i < P * T; i++) {
 #ifdef Q8_SIGNED
-            dot[i] = vi_set1(0);
+    (void)x, (void)cols, (void)g;
+    return vi_set1(0);
 #else
-            dot[i] = vi_set1(((const int32_t *)(const void *)(x[i % T] + q8_offsets_at(cols)))[g]);
+    return vi_set1(((const int32_t *)(const void *)(x + q8_offsets_at(cols)))[g]);
 #endif
-        }
-#pragma GCC unroll 1
-        for (int quad = 0; quad < Q8_GROUP / 4; quad++) {
-            if (P > T) { /* few rows: activations wait in registers, a panel's weights are used at once */
-                aq a[4];
-                UNROLL for (int j = 0; j < T; j++) a[j] = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
-                UNROLL for (int p = 0; p < P; p++) {
-                    const wq weight = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
-                    UNROLL for (int j = 0; j < T; j++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight, a[j]);
-                }
-                continue;
-            }
-            wq weight[4];
-            UNROLL for (int p = 0; p < P; p++) weight[p] = wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64);
-            UNROLL for (int j = 0; j < T; j++) {
-                const aq a = aq_load(x[j] + g * Q8_GROUP + (size_t)quad * 4);
-                UNROLL for (int p = 0; p < P; p++) dot[p * T + j] = vi_dot4(dot[p * T + j], weight[p], a);
-            }
-        }
-        UNROLL for (int p = 0; p < P; p++) {
-            const vf ws = vf_f16(w + (size_t)p * bytes + groups * 512 + g * 32);
-            UNROLL for (int j = 0; j < T; j++) {
-                const vf xs = vf_set1(((const float *)(const void *)(x[j] + q8_scales_at(cols)))[g]);
-                acc[p * T + j] = vf_fma(vf_from_vi(dot[p * T + j]), vf_mul(ws, xs), acc[p * T + j]);
-            }
-        }
-    }
-    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+}
+
+/* sum += scale x (sum of q x), sum -= minimum x (sum of x), both fused. */
+INLINE vf q4_add(vf sum, ni dot, vf scale, vf minus, const uint8_t *x, size_t cols, size_t g)
+{
+    const vf total = vf_set1(((const float *)(const void *)(x + q8_sums_at(cols)))[g]);
+    return vf_fma(minus, total, vf_fma(vf_from_vi(ni_sum(dot)), vf_mul(scale, x_scale(x, cols, g)), sum));
 }
 
 /* Scales and minima (negated) of the 8 groups of a q4 super-group, 16 rows each; p: its 256 bytes (docs/FORMAT.md). */
@@ -116,98 +54,242 @@ INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
     minus[7] = vf_mul(dmin, vf_fma(high, vf_set1(16), vf_fma(middle, vf_set1(4), low)));
 }
 
-struct q4_factors { vf scale[4][Q4_SUPER], minus[4][Q4_SUPER]; }; /* of up to 4 panels */
+/* ---- few rows: P panels at a time, from where they lie, so that several streams of memory are read at once ----- */
 
-/* sum += scale x (sum of q x), sum -= minimum x (sum of x), both fused; g: the group in the row x, i in its super-group. */
-INLINE vf q4_add(vf sum, ni dot, const struct q4_factors *f, int p, size_t i, const uint8_t *x, size_t cols, size_t g)
+INLINE void row_f32(const struct matmul *m, int32_t panel, int32_t t, const int P)
 {
-    const vf xs = vf_set1(((const float *)(const void *)(x + q8_scales_at(cols)))[g]);
-    const vf total = vf_set1(((const float *)(const void *)(x + q8_sums_at(cols)))[g]);
-    return vf_fma(f->minus[p][i], total, vf_fma(vf_from_vi(ni_sum(dot)), vf_mul(f->scale[p][i], xs), sum));
-}
-
-/* One group of one row: its quants wait in registers, the panels come one by one. */
-INLINE void q4_row_group(const uint8_t *w, size_t bytes, const uint8_t *x, size_t cols, size_t g, size_t i,
-                         const struct q4_factors *f, const int P, vf *acc)
-{
-    aq a[8];
-    UNROLL for (int k = 0; k < 8; k++) a[k] = aq_load(x + g * Q8_GROUP + (size_t)k * 4);
-#pragma GCC unroll 1
-    for (int p = 0; p < P; p++) {
-        ni dot = ni_zero();
-        UNROLL for (int quad = 0; quad < 4; quad++) {
-            nq low, high;
-            nq_load(w + (size_t)p * bytes + g * 256 + (size_t)quad * 64, &low, &high);
-            dot = ni_dot4(ni_dot4(dot, low, a[quad]), high, a[quad + 4]);
-        }
-        acc[p] = q4_add(acc[p], dot, f, p, i, x, cols, g);
-    }
-}
-
-/* One group of T rows, a quad at a time: its weights are taken apart once. */
-INLINE void q4_tile_group(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t cols, size_t g, size_t i,
-                          const struct q4_factors *f, const int P, const int T, vf *acc)
-{
-    ni dot[TILE_MAX];
-    UNROLL for (int k = 0; k < P * T; k++) dot[k] = ni_zero();
-#pragma GCC unroll 1
-    for (size_t quad = 0; quad < 4; quad++) {
+    const size_t bytes = panel_bytes(TYPE_F32, (uint64_t)m->w->cols);
+    const uint8_t *w = m->w->data + (size_t)panel * bytes;
+    const float *const x = (const float *)(const void *)x_row(m, t);
+    vf acc[4];
+    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+    for (int32_t k = 0; k < m->w->cols; k++, w += 64) {
         UNROLL for (int p = 0; p < P; p++) {
-            nq low, high;
-            nq_load(w + (size_t)p * bytes + g * 256 + quad * 64, &low, &high);
-            UNROLL for (int j = 0; j < T; j++) {
-                const uint8_t *const at = x[j] + g * Q8_GROUP + quad * 4;
-                dot[p * T + j] = ni_dot4(ni_dot4(dot[p * T + j], low, aq_load(at)), high, aq_load(at + 16));
+            acc[p] = vf_fma(vf_load((const float *)(const void *)(w + (size_t)p * bytes)), vf_set1(x[k]), acc[p]);
+        }
+    }
+    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
+}
+
+INLINE void row_bf16(const struct matmul *m, int32_t panel, int32_t t, const int P)
+{
+    const size_t bytes = panel_bytes(TYPE_BF16, (uint64_t)m->w->cols);
+    const uint8_t *w = m->w->data + (size_t)panel * bytes;
+    const float *const x = (const float *)(const void *)x_row(m, t);
+    vf acc[4];
+    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+    for (int32_t k = 0; k < m->w->cols; k += 2, w += 64) {
+        const bool pair = k + 1 < m->w->cols;
+        UNROLL for (int p = 0; p < P; p++) {
+            vf even, odd;
+            vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
+            acc[p] = vf_fma(even, vf_set1(x[k]), acc[p]);
+            if (pair) acc[p] = vf_fma(odd, vf_set1(x[k + 1]), acc[p]);
+        }
+    }
+    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
+}
+
+INLINE void row_q8(const struct matmul *m, int32_t panel, int32_t t, const int P)
+{
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q8, cols), groups = q8_groups(cols);
+    const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
+    vf acc[4];
+    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+    for (size_t g = 0; g < groups; g++) {
+        vi dot[4];
+        UNROLL for (int p = 0; p < P; p++) dot[p] = q8_zero(x, cols, g);
+#pragma GCC unroll 1
+        for (int quad = 0; quad < Q8_GROUP / 4; quad++) {
+            const aq a = aq_load(x + g * Q8_GROUP + (size_t)quad * 4);
+            UNROLL for (int p = 0; p < P; p++) {
+                dot[p] = vi_dot4(dot[p], wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64), a);
+                KEEP(dot[p]);
             }
         }
+        UNROLL for (int p = 0; p < P; p++) {
+            const vf ws = vf_f16(w + (size_t)p * bytes + groups * 512 + g * 32);
+            acc[p] = vf_fma(vf_from_vi(dot[p]), vf_mul(ws, x_scale(x, cols, g)), acc[p]);
+        }
     }
-    UNROLL for (int k = 0; k < P * T; k++) acc[k] = q4_add(acc[k], dot[k], f, k / T, i, x[k % T], cols, g);
+    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
-INLINE void tile_q4(const struct matmul *m, int32_t panel, int32_t t, const int P, const int T)
+INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P)
 {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
-    const uint8_t *const w = m->w->data + (size_t)panel * bytes;
-    const uint8_t *x[TILE_MAX];
-    vf acc[TILE_MAX];
-    UNROLL for (int j = 0; j < T; j++) x[j] = x_row(m, t + j);
-    UNROLL for (int i = 0; i < P * T; i++) acc[i] = vf_set1(0);
-    for (size_t first = 0; first < groups; first += Q4_SUPER) {
-        struct q4_factors f;
-        for (int p = 0; p < P; p++) {
-            q4_scales(w + (size_t)p * bytes + (groups + first / Q4_SUPER) * 256, f.scale[p], f.minus[p]);
-        }
-        for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
-            if (T == 1) q4_row_group(w, bytes, x[0], cols, first + i, i, &f, P, acc);
-            else q4_tile_group(w, bytes, x, cols, first + i, i, &f, P, T, acc);
+    const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
+    vf acc[4];
+    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+    for (size_t first = 0, n; first < groups; first += n) {
+        n = groups - first < Q4_SUPER ? groups - first : Q4_SUPER;
+        vf scale[4][Q4_SUPER], minus[4][Q4_SUPER];
+        for (int p = 0; p < P; p++) q4_scales(w + (size_t)p * bytes + (groups + first / Q4_SUPER) * 256, scale[p], minus[p]);
+#pragma GCC unroll 1
+        for (size_t i = 0; i < n; i++) {
+            const uint8_t *const quants = x + (first + i) * Q8_GROUP;
+            ni dot[4];
+            UNROLL for (int p = 0; p < P; p++) dot[p] = ni_zero();
+#pragma GCC unroll 1
+            for (int quad = 0; quad < 4; quad++) {
+                UNROLL for (int p = 0; p < P; p++) {
+                    nq low, high;
+                    nq_load(w + (size_t)p * bytes + (first + i) * 256 + (size_t)quad * 64, &low, &high);
+                    dot[p] = ni_dot4(ni_dot4(dot[p], low, aq_load(quants + quad * 4)), high, aq_load(quants + quad * 4 + 16));
+                    KEEP(dot[p]);
+                }
+            }
+            UNROLL for (int p = 0; p < P; p++) acc[p] = q4_add(acc[p], dot[p], scale[p][i], minus[p][i], x, cols, first + i);
         }
     }
-    UNROLL for (int i = 0; i < P * T; i++) store_tile(m, panel + i / T, t + i % T, acc[i]);
+    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
-/* Tiles of activation rows panel by panel; the rows left over one by one on several panels at a time, whose weights the
- * second of them finds in the cache. */
-#define DEFINE_MATMUL(type)                                                                                      \
-    static void matmul_##type(const struct matmul *m)                                                            \
-    {                                                                                                            \
-        const int32_t end = m->first_panel + m->n_panels, full = m->n - m->n % MATMUL_TILE;                      \
-        const int32_t half = MATMUL_TILE > 4 ? m->n - m->n % 4 : full;                                           \
-        for (int32_t p = m->first_panel; p < end; p++) {                                                         \
-            for (int32_t t = 0; t < full; t += MATMUL_TILE) tile_##type(m, p, t, 1, MATMUL_TILE);                \
-            if (half > full) tile_##type(m, p, full, 1, 4);                                                      \
-        }                                                                                                        \
-        int32_t p = m->first_panel;                                                                              \
-        for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) {                                                      \
-            for (int32_t t = half; t < m->n; t++) tile_##type(m, p, t, 4, 1);                                    \
-        }                                                                                                        \
-        for (; p < end; p++) {                                                                                   \
-            for (int32_t t = half; t < m->n; t++) tile_##type(m, p, t, 1, 1);                                    \
-        }                                                                                                        \
+/* ---- many rows: a block of a panel is taken apart once for a slab of rows, whose sums wait in the cache -------- */
+
+struct block_f32 { const uint8_t *w; }; /* floats are read where they lie, all columns at once */
+struct block_q8 { wq quad[BLOCK_QUADS]; vf scale[BLOCK_GROUPS]; };
+struct block_q4 { nq quad[BLOCK_QUADS]; vf scale[BLOCK_GROUPS], minus[BLOCK_GROUPS]; }; /* quads in the order of k */
+
+INLINE void open_f32(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_f32 *b)
+{
+    (void)first, (void)n;
+    b->w = m->w->data + (size_t)panel * panel_bytes(m->w->type, (uint64_t)m->w->cols);
+}
+
+INLINE void open_q8(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b)
+{
+    const size_t cols = (size_t)m->w->cols;
+    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_Q8, cols);
+    for (size_t quad = 0; quad < n * 8; quad++) b->quad[quad] = wq_load(w + first * 512 + quad * 64);
+    for (size_t i = 0; i < n; i++) b->scale[i] = vf_f16(w + q8_groups(cols) * 512 + (first + i) * 32);
+}
+
+INLINE void open_q4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q4 *b)
+{
+    const size_t cols = (size_t)m->w->cols;
+    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_Q4, cols);
+    for (size_t i = 0; i < n; i++) {
+        for (size_t quad = 0; quad < 4; quad++) {
+            nq_load(w + (first + i) * 256 + quad * 64, &b->quad[i * 8 + quad], &b->quad[i * 8 + quad + 4]);
+        }
     }
-DEFINE_MATMUL(f32)
-DEFINE_MATMUL(bf16)
-DEFINE_MATMUL(q8)
-DEFINE_MATMUL(q4)
+    q4_scales(w + (q8_groups(cols) + first / Q4_SUPER) * 256, b->scale, b->minus);
+}
+
+/* T rows x by the groups first … first + n - 1 of a block; T is a constant where it is called. */
+INLINE void tile_f32(const struct block_f32 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
+{
+    vf acc[MATMUL_TILE];
+    (void)first, (void)n;
+    UNROLL for (int j = 0; j < T; j++) acc[j] = sum[j];
+    for (size_t k = 0; k < cols; k++) {
+        const vf weight = vf_load((const float *)(const void *)(b->w + k * 64));
+        UNROLL for (int j = 0; j < T; j++) {
+            acc[j] = vf_fma(weight, vf_set1(((const float *)(const void *)x[j])[k]), acc[j]);
+            KEEP(acc[j]);
+        }
+    }
+    UNROLL for (int j = 0; j < T; j++) sum[j] = acc[j];
+}
+
+INLINE void tile_bf16(const struct block_f32 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
+{
+    vf acc[MATMUL_TILE];
+    (void)first, (void)n;
+    UNROLL for (int j = 0; j < T; j++) acc[j] = sum[j];
+    for (size_t k = 0; k < cols; k += 2) {
+        vf even, odd;
+        vf_bf16_pair(b->w + k * 32, &even, &odd);
+        UNROLL for (int j = 0; j < T; j++) {
+            const float *const row = (const float *)(const void *)x[j];
+            acc[j] = vf_fma(even, vf_set1(row[k]), acc[j]);
+            if (k + 1 < cols) acc[j] = vf_fma(odd, vf_set1(row[k + 1]), acc[j]);
+            KEEP(acc[j]);
+        }
+    }
+    UNROLL for (int j = 0; j < T; j++) sum[j] = acc[j];
+}
+
+INLINE void tile_q8(const struct block_q8 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
+{
+    for (size_t i = 0; i < n; i++) {
+        vi dot[MATMUL_TILE];
+        UNROLL for (int j = 0; j < T; j++) dot[j] = q8_zero(x[j], cols, first + i);
+#pragma GCC unroll 1
+        for (size_t quad = i * 8; quad < i * 8 + 8; quad++) {
+            const wq weight = b->quad[quad];
+            UNROLL for (int j = 0; j < T; j++) {
+                dot[j] = vi_dot4(dot[j], weight, aq_load(x[j] + first * Q8_GROUP + quad * 4));
+                KEEP(dot[j]);
+            }
+        }
+        UNROLL for (int j = 0; j < T; j++) {
+            sum[j] = vf_fma(vf_from_vi(dot[j]), vf_mul(b->scale[i], x_scale(x[j], cols, first + i)), sum[j]);
+        }
+    }
+}
+
+INLINE void tile_q4(const struct block_q4 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
+{
+    for (size_t i = 0; i < n; i++) {
+        ni dot[MATMUL_TILE];
+        UNROLL for (int j = 0; j < T; j++) dot[j] = ni_zero();
+#pragma GCC unroll 1
+        for (size_t quad = i * 8; quad < i * 8 + 8; quad++) {
+            const nq weight = b->quad[quad];
+            UNROLL for (int j = 0; j < T; j++) {
+                dot[j] = ni_dot4(dot[j], weight, aq_load(x[j] + first * Q8_GROUP + quad * 4));
+                KEEP(dot[j]);
+            }
+        }
+        UNROLL for (int j = 0; j < T; j++) {
+            sum[j] = q4_add(sum[j], dot[j], b->scale[i], b->minus[i], x[j], cols, first + i);
+        }
+    }
+}
+
+/* form: of an opened block, which open_##form fills with `step` groups at most. */
+#define DEFINE_MATMUL(type, form, step)                                                                             \
+    static void many_##type(const struct matmul *m, int32_t panel, int32_t from, int32_t rows)                      \
+    {                                                                                                               \
+        const size_t cols = (size_t)m->w->cols, groups = q8_groups(cols);                                           \
+        const int32_t full = rows - rows % MATMUL_TILE;                                                             \
+        struct block_##form b;                                                                                      \
+        vf sum[SLAB];                                                                                               \
+        const uint8_t *x[SLAB];                                                                                     \
+        for (int32_t t = 0; t < rows; t++) {                                                                        \
+            sum[t] = vf_set1(0);                                                                                    \
+            x[t] = x_row(m, from + t);                                                                              \
+        }                                                                                                           \
+        for (size_t first = 0, n; first < groups; first += n) {                                                     \
+            int32_t t = 0;                                                                                          \
+            n = groups - first < (size_t)(step) ? groups - first : (size_t)(step);                                  \
+            open_##form(m, panel, first, n, &b);                                                                    \
+            for (; t < full; t += MATMUL_TILE) tile_##type(&b, x + t, cols, first, n, sum + t, MATMUL_TILE);        \
+            for (; MATMUL_TILE > 4 && rows - t >= 4; t += 4) tile_##type(&b, x + t, cols, first, n, sum + t, 4);    \
+            for (; t < rows; t++) tile_##type(&b, x + t, cols, first, n, sum + t, 1);                               \
+        }                                                                                                           \
+        for (int32_t t = 0; t < rows; t++) store_sum(m, panel, from + t, sum[t]);                                   \
+    }                                                                                                               \
+    static void matmul_##type(const struct matmul *m)                                                               \
+    {                                                                                                               \
+        const int32_t end = m->first_panel + m->n_panels;                                                           \
+        int32_t p = m->first_panel;                                                                                 \
+        for (; m->n >= 4 && p < end; p++) {                                                                         \
+            for (int32_t t = 0; t < m->n; t += SLAB) many_##type(m, p, t, m->n - t < SLAB ? m->n - t : SLAB);       \
+        }                                                                                                           \
+        for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) {                                                         \
+            for (int32_t t = 0; t < m->n; t++) row_##type(m, p, t, 4);                                              \
+        }                                                                                                           \
+        for (; p < end; p++) {                                                                                      \
+            for (int32_t t = 0; t < m->n; t++) row_##type(m, p, t, 1);                                              \
+        }                                                                                                           \
+    }
+DEFINE_MATMUL(f32, f32, INT32_MAX)
+DEFINE_MATMUL(bf16, f32, INT32_MAX)
+DEFINE_MATMUL(q8, q8, BLOCK_GROUPS)
+DEFINE_MATMUL(q4, q4, BLOCK_GROUPS)
 
 static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *out)
 {

@@ -181,6 +181,7 @@ static inline vi ni_sum(ni acc) { return ALL1(vi, vpaddlq_s16, acc); }
 #endif
 
 #define Q8_SIGNED 1
+#define KEEP(v) __asm__("" : "+w"((v).a), "+w"((v).b), "+w"((v).c), "+w"((v).d))
 #define MATMUL_TILE 4 /* 16 sums, 4 weights and 4 activations in 32 registers: nothing spills */
 #define MATMUL_PANELS 4
 #include "body.h"

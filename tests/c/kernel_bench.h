@@ -122,13 +122,14 @@ static inline void bench_attention(struct bench *b)
     for (int32_t i = 0; i < BLOCKS; i++) table[i] = i;
     b->entry = ATTEND;
     b->attend = (struct attend){.pool = (const uint8_t *)pool, .table = table, .block_bytes = block_floats * 4,
-                                .v_offset = block_floats * 2, .head_dim = BENCH_HEAD, .scale = 0.1f};
+                                .v_offset = block_floats * 2, .key_dim = BENCH_HEAD, .value_dim = BENCH_HEAD,
+                                .block_positions = KV_BLOCK, .scale = 0.1f};
     for (int j = 0; j < ATTEND_TILE; j++) {
         b->attend.q[j] = rows + (size_t)j * BENCH_HEAD;
         b->attend.out[j] = rows + (size_t)(ATTEND_TILE + j) * BENCH_HEAD;
     }
     for (int32_t keys = 64; keys <= BENCH_KEYS; keys *= 8) {
-        for (int n = 1; n <= ATTEND_TILE; n += ATTEND_TILE - 1) {
+        for (int n = 1; n <= ATTEND_TILE; n *= 4) {
             char detail[32];
             snprintf(detail, sizeof detail, "n %d, %d keys", n, keys);
             for (int j = 0; j < n; j++) b->attend.n_keys[j] = keys;
@@ -139,7 +140,7 @@ static inline void bench_attention(struct bench *b)
     b->partials = take(BLOCKS * attend_partial_floats(BENCH_HEAD) * 4);
     for (int j = 0; j < ATTEND_TILE; j++) b->attend.partial[j] = b->partials + (size_t)j * attend_partial_floats(BENCH_HEAD);
     b->entry = ATTEND_BLOCK;
-    bench_line(b, "n 4, 128 keys", 4.0 * ATTEND_TILE * KV_BLOCK * BENCH_HEAD, "FLOP");
+    bench_line(b, "n 16, 128 keys", 4.0 * ATTEND_TILE * KV_BLOCK * BENCH_HEAD, "FLOP");
     b->entry = ATTEND_MERGE;
     bench_line(b, "32 blocks", BLOCKS * BENCH_HEAD, "elements");
     free(pool);

@@ -127,7 +127,7 @@ static void test_rows(int32_t n, enum content content)
 /* Block by block and merged: the same bits as in one go. */
 static void test_attend_blocks(const struct attend *whole, int32_t blocks, float *const *expected, float *const *found)
 {
-    const size_t floats = attend_partial_floats(whole->head_dim);
+    const size_t floats = attend_partial_floats(whole->value_dim);
     float *const partials = take(floats * (size_t)blocks * (size_t)whole->n * 4);
     struct attend job = *whole;
     for (int32_t block = blocks - 1; block >= 0; block--) {
@@ -136,8 +136,8 @@ static void test_attend_blocks(const struct attend *whole, int32_t blocks, float
     }
     for (int32_t j = 0; j < job.n; j++) {
         const float *const first = partials + (size_t)j * (size_t)blocks * floats;
-        tested->attend_merge(first, (job.n_keys[j] - 1) / KV_BLOCK + 1, job.head_dim, found[j] + 1);
-        compare("attend by blocks", expected[j], found[j], (size_t)job.head_dim * 4 + 4, j, job.n_keys[j]);
+        tested->attend_merge(first, (job.n_keys[j] - 1) / KV_BLOCK + 1, job.value_dim, found[j] + 1);
+        compare("attend by blocks", expected[j], found[j], (size_t)job.value_dim * 4 + 4, j, job.n_keys[j]);
     }
     free(partials);
 }
@@ -152,7 +152,8 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
     fill((float *)(void *)pool, (int32_t)(block_bytes / 4) * blocks, 2, content == JUMPING ? ORDINARY : content);
     for (int32_t i = 0; i < blocks; i++) table[i] = blocks - 1 - i;
     struct attend job = {.n = n, .pool = pool, .table = table, .block_bytes = block_bytes, .k_offset = 0,
-                         .v_offset = (size_t)KV_BLOCK * (size_t)head_dim * 4, .head_dim = head_dim,
+                         .v_offset = (size_t)KV_BLOCK * (size_t)head_dim * 4, .key_dim = head_dim,
+                         .value_dim = head_dim, .block_positions = KV_BLOCK,
                          .scale = content == JUMPING ? 50 : 0.3f}; /* 50: weights from 1 to the smallest exp gives */
     for (int32_t j = 0; j < n; j++) {
         q[j] = take((size_t)head_dim * 4 + 4);
