@@ -201,10 +201,13 @@ CELL_KEYS = {
     "decode_share_of_read",
     "read_probe_is_memory_bound",
     "prefill_gop_per_s",
+    "peak_gop_per_s",
+    "prefill_share_of_peak",
     "peak_rss_bytes",
     "peak_rss_beyond_plan_bytes",
     "plan_bytes",
     "outside_matrices_us_per_token",
+    "attention_us_per_token",
     "barrier_wait_share",
 }
 
@@ -225,6 +228,12 @@ def test_figures_follow_from_each_other(report: bench.Report, tiny: Callable[[st
         start = cell["start_warm_ms"]
         assert 0 < start["open"] < start["open_to_first_token"] < start["process_to_first_token"]
         assert 0 <= cell["barrier_wait_share"] <= 1 and cell["outside_matrices_us_per_token"] > 0
+        assert 0 < cell["attention_us_per_token"] < cell["outside_matrices_us_per_token"]
+        shares = sorted(
+            price.prefill_flops(24) / one.prefill_seconds / 1e9 / one.peak_gop_per_s for one in turn.turns
+        )
+        assert cell["prefill_share_of_peak"] == pytest.approx(sum(shares) / 2)
+        assert all(one.peak_gop_per_s > 0 for one in turn.turns)
         assert cell["plan_bytes"]["total_bytes"] > data["model"]["file_bytes"]
         assert cell["peak_rss_bytes"] is None or cell["peak_rss_bytes"] > 0
         rates = sorted(6 / one.decode_seconds for one in turn.turns)

@@ -67,12 +67,17 @@ class Cell:
             "decode_share_of_read": median(a / b for a, b in zip(reached, read, strict=True)),
             "read_probe_is_memory_bound": all(probe.memory_bound for probe in probes),
             "prefill_gop_per_s": flops * median(prefill) / self.settings.n_prompt / 1e9,
+            "peak_gop_per_s": median(turn.peak_gop_per_s for turn in self.turns),
+            "prefill_share_of_peak": median(
+                flops / turn.prefill_seconds / 1e9 / turn.peak_gop_per_s for turn in self.turns
+            ),
             "peak_rss_bytes": max(peaks, default=None),
             "peak_rss_beyond_plan_bytes": max(peaks) - plan["total_bytes"] if peaks else None,
             "plan_bytes": plan,
             "outside_matrices_us_per_token": median(
                 turn.outside_matrices_us_per_token for turn in self.turns
             ),
+            "attention_us_per_token": median(turn.attention_us_per_token for turn in self.turns),
             "barrier_wait_share": median(turn.barrier_wait_share for turn in self.turns),
         }
 
@@ -154,7 +159,8 @@ def bench(
         raise ArgumentError(f"threads: expected different integers from 1 to 256, found {list(threads)}")
     description = describe(path)
     check_lengths(description.config, n_prompt, n_decode)
-    settings, before = Settings(path, n_prompt, n_decode, residency, pin), machine.describe()
+    peak_type = max(description.types, key=description.types.__getitem__)
+    settings, before = Settings(path, n_prompt, n_decode, residency, pin, peak_type), machine.describe()
     total, done = repeats * len(threads) + 1, 0
     found: dict[int, list[Turn]] = {n: [] for n in threads}
     probe = bandwidth.Probe()

@@ -103,10 +103,14 @@ class Loops:
         return kept
 
 
+def phases_ns(profile: Profile, *names: str) -> int:
+    """Nanoseconds of these phases together."""
+    return int(profile.phase_ns[:, [profile.phases.index(name) for name in names]].sum())
+
+
 def outside_matrices_ns(profile: Profile) -> int:
     """Nanoseconds of all phases that are not products with weight matrices."""
-    columns = [at for at, name in enumerate(profile.phases) if name not in MATRIX_PHASES]
-    return int(profile.phase_ns[:, columns].sum())
+    return phases_ns(profile, *(name for name in profile.phases if name not in MATRIX_PHASES))
 
 
 def wait_share(profile: Profile) -> float:

@@ -73,10 +73,17 @@ def cached(
 
 
 def write(
-    name: str, out: Path, types: WeightTypes, *, seed: int = 0, progress: Progress | None = None
+    name: str,
+    out: Path,
+    types: WeightTypes,
+    *,
+    shape: Shape | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> int:
-    """Writes one model; bytes of the file. progress(done bytes, total bytes, entry name)."""
-    shape = _shape(name)
+    """Writes one model; bytes of the file. shape: None is the one that has this name. progress(done bytes,
+    total bytes, entry name)."""
+    shape = _shape(name) if shape is None else shape
     keys = Keys(config_json(shape), Path(name) / "config.json")
     decoder = family_of(keys).read_config(keys)
     config = decoder.config | {"n_vocab_used": shape.n_vocab}

@@ -36,6 +36,7 @@ class Settings:
     n_decode: int
     residency: str = "mapped"
     pin: bool = False
+    peak_type: str = "q8"  # weight type whose kernels' peak prefill is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class Turn:
     after: Reading
     plan: dict[str, int]  # bytes by category
     peak_bytes: int | None  # most that was resident
+    peak_gop_per_s: float  # of the matrix kernels in cache
     outside_matrices_us_per_token: float
+    attention_us_per_token: float
     barrier_wait_share: float
 
 
@@ -100,6 +103,7 @@ def _worker(settings: Settings, threads: int, seed: int) -> Iterator[_Worker]:
         "decode": settings.n_decode,
         "residency": settings.residency,
         "pin": settings.pin,
+        "peak_type": settings.peak_type,
         "seed": seed,
     }
     command = [sys.executable, "-m", "colibri.analysis.worker", json.dumps(wanted)]
@@ -132,6 +136,7 @@ def take(settings: Settings, threads: int, probe: Probe, seed: int) -> Turn:
         decode = worker.ask("decode")
         after = probe.read(threads)
         phases = worker.ask("phases")
+        peak = worker.ask("peak")
     memory = decode["memory"]
     return Turn(
         threads,
@@ -143,7 +148,9 @@ def take(settings: Settings, threads: int, probe: Probe, seed: int) -> Turn:
         after,
         first["plan"],
         None if memory is None else memory["peak"],
+        peak["gop_per_s"],
         phases["outside_matrices_us_per_token"],
+        phases["attention_us_per_token"],
         phases["barrier_wait_share"],
     )
 

@@ -2,8 +2,8 @@
 
 Owns: the order of what is measured. SETTINGS is a JSON object {"model", "threads", "prompt", "decode",
 "residency", "pin", "seed"}; the process opens the model, evaluates a short prompt, answers, and then serves
-the lines "prefill", "decode" and "phases" of stdin until it ends. Answers are JSON lines on stdout; a failure
-is {"error"}.
+the lines "prefill", "decode", "phases" and "peak" of stdin until it ends. Answers are JSON lines on stdout; a
+failure is {"error"}.
 Refuses: probes of memory, which would count as this process's own.
 """
 
@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from colibri.analysis import machine
-from colibri.analysis.runs import Loops, outside_matrices_ns, wait_share
+from colibri.analysis import machine, peak
+from colibri.analysis.runs import Loops, outside_matrices_ns, phases_ns, wait_share
 from colibri.engine import Model, load
 from colibri.errors import ColibriError
 from colibri.profiling import measure
@@ -52,7 +52,11 @@ def _serve(settings: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -
         answer(started)
         loops = Loops(model, settings["prompt"], settings["decode"], settings["seed"])
         for line in sys.stdin:
-            answer({"prefill": _prefill, "decode": _decode, "phases": _phases}[line.strip()](loops))
+            word = line.strip()
+            if word == "peak":
+                answer({"gop_per_s": peak.matrix_gop_per_s(settings["peak_type"], settings["threads"])})
+            else:
+                answer({"prefill": _prefill, "decode": _decode, "phases": _phases}[word](loops))
 
 
 def _prefill(loops: Loops) -> dict[str, Any]:
@@ -73,6 +77,7 @@ def _phases(loops: Loops) -> dict[str, Any]:
         loops.decode(n)
     return {
         "outside_matrices_us_per_token": outside_matrices_ns(profile) / n / 1e3,
+        "attention_us_per_token": phases_ns(profile, "attend") / n / 1e3,
         "barrier_wait_share": wait_share(profile),
     }
 
