@@ -28,8 +28,8 @@ _SHAPE = replace(
 
 
 def matrix_gop_per_s(type: str, threads: int) -> float:
-    """1e9 operations (2 for a multiply-add) per second, all threads together, best of a few rounds: the gate and
-    up matrices of an expert, with the activation function and the quantisation behind them."""
+    """1e9 operations (2 for a multiply-add) per second, all threads together, best of a few rounds: the gate
+    and up matrices of an expert, with the activation function and the quantisation behind them."""
     with tempfile.TemporaryDirectory(prefix="colibri-peak-") as directory:
         path = Path(directory) / "peak.colibri"
         synthetic.write("peak", path, weight_types(type), shape=_SHAPE)
