@@ -22,9 +22,11 @@ Fairness. Peers are called by the C interface under their Python package. Each r
 meant to be fast: flash attention on, the prompt one batch and one micro-batch, their f16 KV cache (ours is
 f32). Where a repacking of weights is a choice that costs memory, both ways are contestants. GGUF files hold
 every matrix as Q8_0 (against q8) or Q4_K (against q4), the router in f32, under the qwen3moe graph for all
-shapes, as ik_llama.cpp has no olmoe graph; ours is converted under the shape's own family.
-Where all do not fit in memory together, those that copy the file run afterwards in a group of their own with
-Colibri: the column `group` tells, and ratios stay inside a group.
+shapes, as ik_llama.cpp has no olmoe graph; ours is converted under the shape's own family. Transformers
+computes the same graph, not at the same bits a weight but in bf16 and in f32, each with the way to compute
+experts that is fastest for a prompt and the one that is fastest for a token, its KV cache allocated ahead.
+Where all do not fit in memory together, those whose weights are in memory of their own run afterwards in
+groups beside Colibri: the column `group` tells, and ratios stay inside a group.
 """
 
 from __future__ import annotations
@@ -49,10 +51,11 @@ from colibri.analysis.bandwidth import Probe
 from colibri.analysis.cost import cost
 from colibri.analysis.shapes import SHAPES
 from contestant import Contestant, WorkerDied, start
-from lineup import ENTRANTS, OURS, Entrant
+from lineup import ENTRANTS, OURS, Entrant, Source
 
 WARM_UP_PROMPT, WARM_UP_DECODE = 64, 4  # so many ids ask every expert
 TYPES = ("q8", "q4")
+TRANSFORMERS = ("transformers-bf16", "transformers-f32")
 DISTURBED, TRIES = 0.15, 4  # processors that others took in a turn that is taken again, so many times in all
 
 
@@ -83,15 +86,15 @@ class Cell:
         return made
 
 
-def measure(cell: Cell, entrants: list[Entrant], turns: int) -> tuple[list[Contestant], list[str]]:
+def measure(cell: Cell, sources: dict[Entrant, Source], turns: int) -> tuple[list[Contestant], list[str]]:
     """The contestants after their turns, and the names of those whose process died."""
     requests, running, died = cell.requests(turns), [], []
     try:
-        for entrant in entrants:
-            file = lineup.model_file(entrant, cell.shape, cell.type)
-            given = lineup.arguments(entrant, file, cell.threads, cell.prompt, cell.decode)
+        for entrant, source in sources.items():
+            given = lineup.arguments(entrant, source, cell.shape, cell.threads, cell.prompt, cell.decode)
+            python = lineup.interpreter(entrant)
             try:
-                running.append(start(entrant.engine, entrant.name, given, requests[0]))
+                running.append(start(entrant.engine, entrant.name, given, requests[0], python))
             except WorkerDied as error:
                 print(error, flush=True)
                 died.append(entrant.name)
@@ -118,19 +121,25 @@ def quiet_turn(one: Contestant, request: dict[str, Any]) -> dict[str, Any]:
 
 def run_cell(cell: Cell, entrants: list[Entrant], args: argparse.Namespace, facts: dict[str, Any]) -> None:
     """One cell, group after group; its rows are printed and appended to the CSV."""
-    files = [
-        (entrant, lineup.model_file(entrant, cell.shape, cell.type)) for entrant in entrants
-    ]  # ours first
-    groups, too_large = lineup.groups(files, cell.type, system.memory_bytes()["total"])
-    for entrant in too_large:
-        print(f"{cell}: {entrant.name} is left out, its weights and ours do not fit in memory together")
-    touched = cost(files[0][1]).decode_bytes(cell.prompt + (cell.decode + 1) / 2)
+    sources = {entrant: lineup.source(entrant, cell.shape, cell.type) for entrant in entrants}
+    total = system.memory_bytes()["total"]
+    groups, too_large = lineup.groups(list(sources.items()), cell.type, total)
+    for entrant, source in too_large:
+        print(
+            f"{cell}: {entrant.name} is left out, its weights ({source.n_bytes / 1e9:.1f} GB) and ours "
+            f"({sources[OURS].n_bytes / 1e9:.1f} GB) are more than {lineup.SHARE_OF_MEMORY:.0%} of "
+            f"{(total or 0) / 1e9:.1f} GB of memory"
+        )
+    file = sources[OURS].path
+    assert file is not None
+    touched = cost(file).decode_bytes(cell.prompt + (cell.decode + 1) / 2)
     for number, group in enumerate(groups, 1):
-        for path in {path for entrant, path in files if entrant in group and path.is_file()}:
-            read_once(path)
+        for path in {sources[entrant].path for entrant in group}:
+            if path is not None:
+                read_once(path)
         probe = Probe()
         before = probe.read(cell.threads)
-        running, died = measure(cell, group, args.turns)
+        running, died = measure(cell, {entrant: sources[entrant] for entrant in group}, args.turns)
         after = probe.read(cell.threads)
         shared = {
             "shape": cell.shape,
@@ -145,7 +154,7 @@ def run_cell(cell: Cell, entrants: list[Entrant], args: argparse.Namespace, fact
             "bytes_per_token": round(touched),
         }
         print(f"\n{cell}: memory read at {before.gb_per_s:.1f} GB/s before, {after.gb_per_s:.1f} after")
-        rows = [facts | shared | row(one, running, cell) for one in running]
+        rows = [facts | shared | row(one, running, sources) for one in running]
         for line in table.cell_lines(rows):
             print(line, flush=True)
         for name in died:
@@ -154,7 +163,7 @@ def run_cell(cell: Cell, entrants: list[Entrant], args: argparse.Namespace, fact
             table.append(rows)
 
 
-def row(one: Contestant, running: list[Contestant], cell: Cell) -> dict[str, Any]:
+def row(one: Contestant, running: list[Contestant], sources: dict[Entrant, Source]) -> dict[str, Any]:
     """What is written down of a contestant. Rates of all turns stay in the file."""
     entrant = next(entrant for entrant in ENTRANTS if entrant.name == one.name)
     ours = next((other for other in running if other.name == OURS.name), None)
@@ -172,7 +181,7 @@ def row(one: Contestant, running: list[Contestant], cell: Cell) -> dict[str, Any
         "peak_mib": f"{held['peak'] / machine.MIB:.0f}",
         "anonymous_mib": f"{held['anonymous'] / machine.MIB:.0f}",
         "file_mib": f"{held['file'] / machine.MIB:.0f}",
-        "model_bytes": lineup.file_bytes(lineup.model_file(entrant, cell.shape, cell.type)),
+        "model_bytes": sources[entrant].n_bytes,
         "others": f"{one.median('others'):.2f}",
         "setting": json.dumps(setting, separators=(",", ":")),
     }
@@ -188,7 +197,7 @@ def read_once(path: Path) -> None:
 
 def choose(args: argparse.Namespace) -> list[Entrant]:
     """Who takes part; says who could and is not installed."""
-    wanted = [one for one in ENTRANTS if one.default or (args.transformers and one.engine == "transformers")]
+    wanted = [one for one in ENTRANTS if one.default or (args.transformers and one.name in TRANSFORMERS)]
     if args.only:
         wanted = [one for one in ENTRANTS if one.name in args.only or one is OURS]
     wanted = [one for one in wanted if one.name not in args.skip or one is OURS]
@@ -233,7 +242,7 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=4096, help="a longer prompt for Colibri alone; 0: none")
     parser.add_argument("--only", nargs="+", choices=names, help="these, and Colibri")
     parser.add_argument("--skip", nargs="+", choices=names, default=[])
-    parser.add_argument("--transformers", action="store_true", help="with Transformers, in bf16 and f32")
+    parser.add_argument("--transformers", action="store_true", help="with Transformers too, in bf16 and f32")
     parser.add_argument("--no-csv", dest="csv", action="store_false", help="leave benchmarks/results alone")
     parser.add_argument("--table", action="store_true", help="print the README's table from the CSV and end")
     args = parser.parse_args()

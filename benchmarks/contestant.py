@@ -82,11 +82,14 @@ class Contestant:
         self.process.communicate()
 
 
-def start(engine: str, name: str, arguments: dict[str, Any], warm_up: dict[str, Any]) -> Contestant:
-    """Starts a worker and lets it do one request, unmeasured but for the time until its first token."""
+def start(
+    engine: str, name: str, arguments: dict[str, Any], warm_up: dict[str, Any], python: str = sys.executable
+) -> Contestant:
+    """Starts a worker under an interpreter and lets it do one request, unmeasured but for the time until its
+    first token."""
     started = time.time()
     worker = str(Path(__file__).with_name("worker.py"))
-    command = [sys.executable, worker, engine, json.dumps(arguments)]
+    command = [python, worker, engine, json.dumps(arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     contestant = Contestant(engine, name, process)
     contestant.setting = contestant.hear()

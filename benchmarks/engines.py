@@ -7,6 +7,7 @@ Owns: Engine and Answer, what a worker needs of any engine. Refuses: talking to 
 from __future__ import annotations
 
 import inspect
+import platform
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ def colibri_engine(model: str, threads: int, context: int, residency: str = "map
 
 
 def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> Engine:
-    """AutoModelForCausalLM and a loop around forward(), which costs less a token than its generate()."""
+    """A checkpoint, by AutoModelForCausalLM."""
     import torch
     import transformers as package
 
@@ -88,18 +89,45 @@ def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> E
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options
     ).eval()
-    # The keyword of the KV cache has a new name since Transformers 5.24.
-    cache = "cache" if "cache" in inspect.signature(loaded.forward).parameters else "past_key_values"
-
     # batched_mm copies the weights of all experts that tokens choose: fine for one token, not for a prompt.
     of_prompt = "grouped_mm" if experts == "batched_mm" else experts
+    return _transformers_loop(loaded, threads, experts, of_prompt, None)
+
+
+def transformers_shape_engine(
+    shape: str, threads: int, context: int, dtype: str, prompt_experts: str, experts: str
+) -> Engine:
+    """A model of a named shape, drawn here. Its KV cache has its full size from the start (StaticCache): one
+    that grows is copied for every token."""
+    import torch
+    import transformers as package
+
+    import torch_model
+
+    transformers: Any = package
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(threads)
+    loaded = torch_model.build(shape, dtype, experts)
+    cache = transformers.StaticCache(config=loaded.config, max_cache_len=context)
+    return _transformers_loop(loaded, threads, experts, prompt_experts, cache)
+
+
+def _transformers_loop(loaded: Any, threads: int, experts: str, of_prompt: str, static: Any) -> Engine:
+    """A loop around forward(), which costs less a token than generate(). static: a KV cache of fixed size
+    that all requests use, or None for one that grows."""
+    import torch
+
+    # The keyword of the KV cache has a new name since Transformers 5.24.
+    cache = "cache" if "cache" in inspect.signature(loaded.forward).parameters else "past_key_values"
 
     def generate(ids: list[int], n: int, then: list[int] | None) -> Answer:
         with torch.inference_mode():
             if of_prompt != experts:
                 loaded.set_experts_implementation(of_prompt)
+            if static is not None:
+                static.reset()
             started = time.perf_counter()
-            out = loaded(input_ids=torch.tensor([ids]), use_cache=True, logits_to_keep=1)
+            out = loaded(input_ids=torch.tensor([ids]), use_cache=True, logits_to_keep=1, **{cache: static})
             token = out.logits[:, -1].argmax(-1, keepdim=True)
             tokens = [int(token)]
             first, first_at = time.perf_counter(), time.time()
@@ -120,4 +148,12 @@ def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> E
             values: Logits = loaded(input_ids=torch.tensor([ids])).logits[0].float().numpy()
         return values
 
-    return Engine(generate, logits, {"attention": loaded.config._attn_implementation, "threads": threads})
+    setting = {
+        "attention": loaded.config._attn_implementation,
+        "threads": threads,
+        "cache": "growing" if static is None else "static",
+        "torch": torch.__version__,
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+    }
+    return Engine(generate, logits, setting)

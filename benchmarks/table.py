@@ -13,7 +13,7 @@ from typing import Any
 import machine
 
 Row = dict[str, Any]
-OURS = "colibri"
+OURS, TRANSFORMERS = "colibri", "transformers"
 BEGIN, END = "<!-- table of {} -->", "<!-- end of table -->"  # around it where it is shown
 
 
@@ -72,11 +72,13 @@ def latest(rows: list[Row]) -> dict[tuple[str, str, str], list[Row]]:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The README's table. The ratio is ours to the fastest peer's, each in the group where both ran."""
+    """The README's table. A ratio is ours to the fastest peer's, each in the group where both ran; it is also
+    shown beside Transformers alone, whose types are one column with the better figure of them."""
     cells = latest(rows)
-    found = [row["engine"] for of in cells.values() for row in of if row["engine"] != OURS]
-    others = sorted(dict.fromkeys(found), key=lambda name: not is_ours(name))
+    found = [column(row) for of in cells.values() for row in of if row["engine"] != OURS]
+    others = sorted(dict.fromkeys(found), key=lambda name: (not is_ours(name), name == TRANSFORMERS))
     head = ["shape, type, threads", "", OURS, *others, "against the best"]
+    head += [f"against {TRANSFORMERS}"] if TRANSFORMERS in others else []
     lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
     for (shape, type, threads), of in cells.items():
         label = f"{shape} {type}, {threads}"
@@ -103,17 +105,25 @@ def measures(rows: list[Row]) -> list[tuple[str, str, list[Row]]]:
 
 
 def figures(rows: list[Row], key: str, others: list[str]) -> list[str]:
-    """Ours, each other's, and the ratio of ours to that of the peer that is best at it."""
+    """Ours, the better of each column, and the ratios of ours to the peer that is best at it."""
     ours = {row["group"]: float(row[key]) for row in rows if row["engine"] == OURS}
-    by_name = {row["engine"]: row for row in rows if row["engine"] != OURS}
-    shown = [
-        next(iter(ours.values()), None),
-        *(float(by_name[n][key]) if n in by_name else None for n in others),
-    ]
-    peers = [row for name, row in by_name.items() if not is_ours(name) and row["group"] in ours]
-    ratios = [ours[row["group"]] / float(row[key]) for row in peers]
-    best = max if key == "peak_mib" else min
-    return [*map(number, shown), f"{best(ratios):.2f} ×" if ratios else ""]
+    theirs = [row for row in rows if row["engine"] != OURS]
+    better, closest = (min, max) if key == "peak_mib" else (max, min)
+    shown = [next(iter(ours.values()), None)]
+    for name in others:
+        shown.append(better((float(row[key]) for row in theirs if column(row) == name), default=None))
+    peers = [row for row in theirs if not is_ours(row["engine"]) and row["group"] in ours]
+    judged = [peers]
+    if TRANSFORMERS in others:
+        judged.append([row for row in peers if column(row) == TRANSFORMERS])
+    ratios = [[ours[row["group"]] / float(row[key]) for row in of] for of in judged]
+    return [*map(number, shown), *(f"{closest(of):.2f} ×" if of else "" for of in ratios)]
+
+
+def column(row: Row) -> str:
+    """The column of a contestant."""
+    name: str = row["engine"]
+    return TRANSFORMERS if name.startswith(TRANSFORMERS) else name
 
 
 def is_ours(name: str) -> bool:

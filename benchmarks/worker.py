@@ -24,6 +24,7 @@ from machine import memory
 MAKERS: dict[str, Callable[..., Engine]] = {
     "colibri": engines.colibri_engine,
     "transformers": engines.transformers_engine,
+    "transformers_shape": engines.transformers_shape_engine,
     "llama_cpp": peers.llama_cpp_engine,
     "ik_llama_cpp": peers.ik_llama_cpp_engine,
 }
