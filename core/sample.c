@@ -103,10 +103,10 @@ int32_t sample_draw(const struct sampler *sampler, const struct kernels *kernels
                     uint64_t position, int32_t *id, colibri_error *error)
 {
     float *const weights = sampler->weights;
-    int32_t *const ids = sampler->ids, best;
+    int32_t *const ids = sampler->ids;
     TRY(check_logits(kernels, logits, n_used, error));
     penalise(weights, logits, n_used, s->repetition_penalty == 0 ? 1 : s->repetition_penalty, history, n_history);
-    topk_select(weights, n_used, 1, &best);
+    const int32_t best = kernels->argmax(weights, n_used);
     *id = best;
     if (s->temperature == 0) return COLIBRI_OK;
 

@@ -137,13 +137,27 @@ static void kernel_silu_mul(float *gate, const float *up, int32_t n)
     }
 }
 
+INLINE float largest(const float *x, int32_t n)
+{
+    vf most = vf_set1(x[0]);
+    for (int32_t i = 0; i < n; i += 16) {
+        most = vf_max(n - i < 16 ? vf_first(load_at(x, i, n), n - i, x[0]) : vf_load(x + i), most);
+    }
+    return fold_max(most);
+}
+
+static int32_t kernel_argmax(const float *x, int32_t n)
+{
+    const float most = largest(x, n);
+    int32_t i = 0;
+    while (i < n - 1 && x[i] != most) i++;
+    return i;
+}
+
 static void kernel_softmax(float *x, int32_t n)
 {
-    vf most = vf_set1(x[0]), low = vf_set1(0), high = vf_set1(0);
-    for (int32_t i = 0; i < n; i += 16) {
-        most = vf_max(vf_first(load_at(x, i, n), n - i < 16 ? n - i : 16, x[0]), most);
-    }
-    const vf max = vf_set1(fold_max(most));
+    vf low = vf_set1(0), high = vf_set1(0);
+    const vf max = vf_set1(largest(x, n));
     for (int32_t i = 0; i < n; i += 16) {
         const int32_t left = n - i < 16 ? n - i : 16;
         const vf e = vf_first(vf_exp(vf_sub(load_at(x, i, n), max)), left, 0);
@@ -437,6 +451,7 @@ const struct kernels KERNELS = {
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
     .silu_mul = kernel_silu_mul,
+    .argmax = kernel_argmax,
     .softmax = kernel_softmax,
     .rotate = kernel_rotate,
     .add = kernel_add,

@@ -98,6 +98,7 @@ struct kernels {
     /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
     void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
     void (*silu_mul)(float *gate, const float *up, int32_t n); /* gate = silu(gate) * up. arXiv:2002.05202 */
+    int32_t (*argmax)(const float *x, int32_t n);              /* the lowest index of the largest; n >= 1, no NaN */
     void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */
     /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */
     void (*rotate)(float *x, const float *cosine, const float *sine, int32_t dim);

@@ -10,11 +10,11 @@
 
 enum { BENCH_N = 2048, BENCH_ROWS = 1024, BENCH_HEAD = 128, BENCH_KEYS = 4096 };
 
-enum entry { QUANTIZE, RMS_NORM, SILU_MUL, SOFTMAX, ROTATE, ADD, ADD_SCALED, CLAMP, DOT, EXP, ALL_FINITE, READ_ROW, MATMUL,
+enum entry { QUANTIZE, RMS_NORM, SILU_MUL, SOFTMAX, ROTATE, ADD, ADD_SCALED, CLAMP, DOT, EXP, ALL_FINITE, ARGMAX, READ_ROW, MATMUL,
              ATTEND, ATTEND_BLOCK, ATTEND_MERGE };
 
 static const char *const entry_names[] = {"quantize", "rms_norm", "silu_mul", "softmax", "rotate", "add", "add_scaled",
-                                          "clamp", "dot", "exp", "all_finite", "read_row", "matmul",
+                                          "clamp", "dot", "exp", "all_finite", "argmax", "read_row", "matmul",
                                           "attend", "attend_block", "attend_merge"};
 
 /* Operands of one call. */
@@ -45,6 +45,7 @@ static inline void bench_call(const struct bench *b)
     case DOT: bench_sink = k->dot(b->a, b->b, BENCH_N); break;
     case EXP: bench_sink = k->exp(b->b[0]); break;
     case ALL_FINITE: bench_sink = k->all_finite(b->b, BENCH_N); break;
+    case ARGMAX: bench_sink = (float)k->argmax(b->b, BENCH_N); break;
     case READ_ROW: k->read_row(b->matmul.w, 5, b->a); break;
     case MATMUL: k->matmul[b->matmul.w->type](&b->matmul); break;
     case ATTEND: k->attend(&b->attend); break;
@@ -153,7 +154,7 @@ static inline void bench_set(const struct kernels *kernels)
 {
     struct bench b = {.kernels = kernels, .a = take(BENCH_N * 4), .b = take(BENCH_N * 4), .row = take(q8_row_bytes(BENCH_N))};
     fill(b.b, BENCH_N, 1, ORDINARY);
-    for (enum entry entry = QUANTIZE; entry <= ALL_FINITE; entry++) {
+    for (enum entry entry = QUANTIZE; entry <= ARGMAX; entry++) {
         const int n = entry == ROTATE ? BENCH_HEAD : entry == EXP ? 1 : BENCH_N;
         char detail[32];
         snprintf(detail, sizeof detail, "n %d", n);

@@ -104,6 +104,9 @@ static void test_rows(int32_t n, enum content content)
     BOTH("clamp", clamp(a + 1, 1.5f, n), clamp(b + 1, 1.5f, n));
     BOTH("rotate", rotate(a + 1, w + 1, w + 1 + n / 2, n / 2 * 2), rotate(b + 1, w + 1, w + 1 + n / 2, n / 2 * 2));
 #undef BOTH
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++) best = x[1 + i] > x[1 + best] ? i : best;
+    if (tested->argmax(x + 1, n) != best && !isnan(tested->dot(x + 1, x + 1, n))) compare("argmax", "n", "y", 1, n, best);
     const int32_t groups = (int32_t)q8_groups((size_t)n), first = random_below(groups);
     kernels_scalar.quantize(x + 1, n, 0, groups, qa);
     tested->quantize(x + 1, n, 0, first, qb);
