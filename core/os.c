@@ -42,7 +42,7 @@ static const void *map_aligned(int descriptor, uint64_t bytes)
 
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error)
 {
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
     if (descriptor < 0) {
         return status_fail(error, COLIBRI_ERROR_IO, "cannot open model file '%s': %s", path, strerror(errno));
     }
@@ -222,9 +222,6 @@ int32_t os_core_cpu(int32_t index)
 {
     cpu_set_t cores;
     allowed_cores(&cores);
-    const int count = CPU_COUNT(&cores);
-    if (count == 0) return -1;
-    index %= count;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (CPU_ISSET(cpu, &cores) && index-- == 0) return cpu;
     }

@@ -34,7 +34,7 @@ void os_wipe(void *memory, uint64_t bytes);
 uint64_t os_available_bytes(void);
 /* Physical cores of the affinity mask, cut to the cgroup's CPU quota; 1 to 256. */
 int32_t os_core_count(void);
-/* A CPU of the index-th physical core of the affinity mask (modulo their number). */
+/* A CPU of the index-th physical core of the affinity mask; -1 beyond the last. */
 int32_t os_core_cpu(int32_t index);
 const char *os_environment(const char *name);
 

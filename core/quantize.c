@@ -163,11 +163,12 @@ int32_t quantize_matrix(int32_t type, int32_t rows, int32_t cols, const float *w
         return status_fail(error, COLIBRI_ERROR_ARGUMENT, "type: expected 1 (f32), 2 (bf16), 4 (q8) or 5 (q4), found %d.",
                            type);
     }
-    if (rows < 1 || cols < 1 || weights == NULL || packed == NULL) {
+    if (rows < 1 || cols < 1 || cols > INT32_MAX - (TILE - 1) || weights == NULL || packed == NULL) {
         return status_fail(error, COLIBRI_ERROR_ARGUMENT,
-                           "colibri_quantize: expected weights of at least one row and column and a place for the bytes, "
-                           "found %d x %d%s%s.",
-                           rows, cols, weights == NULL ? ", no weights" : "", packed == NULL ? ", no place" : "");
+                           "colibri_quantize: expected weights of at least one row and column (at most %d), a place for the "
+                           "bytes, found %d x %d%s%s.",
+                           INT32_MAX - (TILE - 1), rows, cols,
+                           weights == NULL ? ", no weights" : "", packed == NULL ? ", no place" : "");
     }
     const uint64_t panels = ((uint64_t)rows + PANEL_ROWS - 1) / PANEL_ROWS;
     if (packed_bytes != panels * bytes) {

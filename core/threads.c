@@ -89,6 +89,10 @@ int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks
     for (int32_t i = 0; i < n - 1; i++) {
         uint8_t *const stack = (uint8_t *)stacks + (size_t)i * THREADS_STACK;
         const int32_t cpu = pin ? os_core_cpu(i + 1) : -1;
+        if (pin && cpu < 0) {
+            threads_stop(threads);
+            return status_fail(error, COLIBRI_ERROR_ARGUMENT, "pin: at most %d threads (physical cores), found %d", i + 1, n);
+        }
         if (os_thread_start(&threads->workers[i], stack, THREADS_STACK, cpu, worker, threads) != COLIBRI_OK) {
             threads_stop(threads);
             return status_fail(error, COLIBRI_ERROR_IO,

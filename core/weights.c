@@ -298,7 +298,7 @@ static int32_t check_fetch(const colibri_model *model, int32_t residency, colibr
     }
     if (needed <= available) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_MEMORY,
-                       "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped without fetching them",
+                       "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped: that needs no fetching",
                        needed, available);
 }
 

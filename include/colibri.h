@@ -9,7 +9,8 @@
  *     expected, what was found, where, what to do next.
  *   - A model is immutable and shared by any number of contexts. A context belongs to one thread at a time;
  *     only colibri_cancel may be called from another thread meanwhile.
- *   - colibri_init makes one reservation of exactly the planned bytes. Nothing later allocates memory.
+ *   - colibri_init makes one reservation of exactly the planned bytes. Nothing later allocates memory, but colibri_fetch with
+ *     COLIBRI_RESIDENT, which replaces the mapped file by a private copy.
  *   - Logits are the same bits on every instruction set, for any number of threads, any batch composition and
  *     any chunking of a prompt.
  *   - All counts are int32_t unless they are bytes (uint64_t). Arrays are row-major.
@@ -80,7 +81,8 @@ typedef struct colibri_params {
     int32_t max_batch;    /* sequences, 1 to 4096; default 1 */
     int32_t threads;      /* 1 to 256; default: physical cores of the affinity mask, cut to the cgroup's quota */
     int32_t chunk;        /* rows evaluated together, 1 to 4096; default 1024; never more than context x max_batch is reserved */
-    int32_t pin;          /* 1: every thread but the caller's stays on a physical core of its own; default 0 */
+    int32_t pin;          /* 1: every thread but the caller's stays on a physical core of its own, the second of the affinity
+                           * mask and those behind it; refused if threads are more than cores; default 0 */
     void *memory;         /* caller's memory for the context, 4096-byte aligned, or NULL: reserve it */
     uint64_t memory_bytes;/* size of `memory`: at least plan.context_bytes */
 } colibri_params;
@@ -178,8 +180,8 @@ const colibri_model_info *colibri_info(const colibri_model *model);
 int32_t colibri_config_value(const colibri_model *model, const char *field, int32_t layer, double *value);
 /* Brings the whole file into memory, front to back: into the page cache and the page table (COLIBRI_MAPPED), or into
  * private memory (COLIBRI_RESIDENT). Any thread may call it, also while contexts evaluate; once at a time. progress (may
- * be NULL) is called every 32 MiB with bytes; a non-zero return ends the work, and what is done stays. Refused if
- * the file is larger than the memory available. */
+ * be NULL) is called every 32 MiB with bytes; a non-zero return ends the work, and what is done stays; it may close the
+ * model. Refused if the file is larger than the memory available. */
 int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
                       void *user, colibri_error *error);
 /* Drops the caller's reference; the file is unmapped when the last context is freed too. NULL is ignored. */
@@ -201,8 +203,8 @@ int32_t colibri_run_inference(colibri_context *context, const int32_t *input_ids
 /* Appends ids to several sequences at once. After a failure every sequence is as it was before. */
 int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer);
-/* Measures every later evaluation of this context into the profile, which must outlive it; NULL ends that. Costs about
- * a microsecond a layer. */
+/* Measures every later evaluation of this context into the profile, which must outlive it; NULL ends that. A call that
+ * fails leaves the profile before it in use. Costs about a microsecond a layer. */
 int32_t colibri_measure(colibri_context *context, const colibri_profile *profile);
 /* "embed", "qkv" …; NULL beyond the last. A static string. */
 const char *colibri_phase_name(int32_t phase);
@@ -224,8 +226,8 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
 int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *indices);
 
 /* Packs float weights [rows][cols] as a model file holds them (docs/FORMAT.md, section 4): type 1 f32, 2 bf16, 4 q8,
- * 5 q4. Needs no model and no memory of its own; may be called from many threads. Panels of 16 rows are independent:
- * blocks of 16 n rows packed one by one are the bytes of the whole.
+ * 5 q4. cols: at most 2147483392. Needs no model and no memory of its own; may be called from many threads. Panels of
+ * 16 rows are independent: blocks of 16 n rows packed one by one are the bytes of the whole.
  * importance [cols] or NULL: how much squared errors in a column count, such as the mean square of its activations;
  * only q4 uses it. packed_bytes must be the matrix's size exactly; every byte is written. The same input gives the
  * same bytes on every machine. A weight that is not finite or too large for the type is an error whose text begins

@@ -1,6 +1,7 @@
 """`colibri bench`: what is counted, synthetic models, turns in fresh processes, the JSON object. No speed."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 import colibri
-from colibri.analysis import bandwidth, bench, cost, machine, shapes, synthetic, turns
+from colibri.analysis import bandwidth, bench, cost, instructions, machine, runs, shapes, synthetic, turns
+from colibri.cli.bench import _doubts
 from colibri.entries import weight_types
-from colibri.errors import ArgumentError, ColibriError, ContextFullError
+from colibri.errors import ArgumentError, ColibriError, ModelFileError
 from colibri.format import read_container
 from colibri.inspection import describe, require_intact
 from colibri.quantize import TYPE_IDS, panel_bytes
@@ -159,10 +161,24 @@ def test_the_probe_reads_all_of_its_buffer() -> None:
 def test_a_dropped_file_is_known_to_be_dropped(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     path = tmp_path / "copy.colibri"
     path.write_bytes(tiny("f32").read_bytes())
-    with path.open("rb") as file:
-        cached = turns._cached_share(file.fileno(), path.stat().st_size)
+    assert share_of(path) in (1, None), "it was written a moment ago"
     dropped = turns.drop(path)
-    assert (cached is None and dropped is None) or (cached == 1 and dropped is not None and 0 <= dropped <= 1)
+    assert (dropped is None) == (share_of(path) is None)
+    if dropped == 0:
+        assert share_of(path) == 0, "asking brings nothing back"
+        with path.open("rb") as file:
+            file.read(1)
+        assert 0 < (share_of(path) or 0) <= 1
+
+
+def share_of(path: Path) -> float | None:
+    with path.open("rb") as file:
+        return turns.cached_share(file.fileno())
+
+
+def test_a_file_that_cannot_be_asked_about_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert share_of(tmp_path / "empty") is None
 
 
 # --- the benchmark
@@ -173,16 +189,10 @@ def report(tiny: Callable[[str], Path]) -> bench.Report:
     steps: list[tuple[int, int, str]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bandwidth, "buffer_bytes", lambda: 4 << 20)
-        found = bench.bench(
-            tiny("q8"),
-            n_prompt=24,
-            n_decode=6,
-            threads=[2, 1],
-            repeats=2,
-            progress=lambda *step: steps.append(step),
-        )
+        plan = bench.Plan(24, 6, threads=[2, 1], repeat=2)
+        found = bench.bench(tiny("q8"), plan, lambda *step: steps.append(step))
     names = [name.partition(",")[0] for _, _, name in steps]
-    assert names == ["2 threads", "1 threads", "2 threads", "1 threads", "cold start"], "interleaved"
+    assert names == ["threads 2", "threads 1", "threads 2", "threads 1", "cold start"], "interleaved"
     return found
 
 
@@ -264,24 +274,88 @@ def test_a_file_that_stays_cached_gives_no_cold_start(
     [
         ({"n_prompt": 0}, ArgumentError, "prompt: expected at least 1"),
         ({"n_decode": 0}, ArgumentError, "decode: expected at least 1"),
-        ({"repeats": 0}, ArgumentError, "repeats: expected at least 1"),
+        ({"repeat": 0}, ArgumentError, "repeat: expected at least 1"),
         ({"threads": [1, 1]}, ArgumentError, "different integers"),
         ({"threads": [257]}, ArgumentError, "1 to 256"),
-        ({"n_prompt": 4096, "n_decode": 1}, ContextFullError, "trained for 4096"),
+        ({"residency": "foo"}, ArgumentError, "residency: expected one of"),
+        ({"pin": True}, ArgumentError, "pin=True has no effect with threads=1"),
+        ({"n_prompt": 4096, "n_decode": 1}, ArgumentError, "trained for 4096"),
     ],
 )
 def test_wrong_values_are_told_first(
     tiny: Callable[[str], Path], options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    defaults: dict[str, Any] = {"n_prompt": 4, "n_decode": 1, "threads": [1], "repeats": 1}
+    defaults: dict[str, Any] = {"n_prompt": 4, "n_decode": 1, "threads": [1], "repeat": 1}
     with pytest.raises(error, match=words):
-        bench.bench(tiny("q8"), **(defaults | options))
+        bench.bench(tiny("q8"), bench.Plan(**(defaults | options)))
 
 
 def test_an_error_of_a_turn_is_told(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     settings = turns.Settings(tiny("q8"), 4, 1)
     with pytest.raises(ColibriError, match="absent"):
         turns.start_only(replace(settings, model=tmp_path / "absent.colibri"), 1, 0)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory whose modules must not be imported: each leaves a mark."""
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if paths:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    directory = tmp_path / "elsewhere"
+    directory.mkdir()
+    for name in ("json", "numpy", "colibri", "re"):
+        (directory / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nraise SystemExit(9)\n")
+    monkeypatch.chdir(directory)
+    return tmp_path / "mark"
+
+
+def test_children_run_no_code_of_the_current_directory(tiny: Callable[[str], Path], elsewhere: Path) -> None:
+    assert turns.start_only(turns.Settings(tiny("q8"), 4, 1), 1, 0).whole > 0
+    assert instructions._run(instructions._child(tiny("q8"), 1)).returncode == 0
+    assert not elsewhere.exists()
+
+
+def test_errors_keep_their_class_through_the_process(tiny: Callable[[str], Path]) -> None:
+    with pytest.raises(ArgumentError, match="residency: expected"):
+        turns.start_only(turns.Settings(tiny("q8"), 4, 1, residency="foo"), 1, 0)
+
+
+def test_a_file_that_is_replaced_meanwhile_is_refused(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "model.colibri"
+    path.write_bytes(tiny("q8").read_bytes())
+
+    def replace_it(_done: int, _total: int, _name: str) -> None:
+        (tmp_path / "new").write_bytes(tiny("q8").read_bytes())
+        os.replace(tmp_path / "new", path)
+
+    with pytest.raises(ModelFileError, match="replaced or changed"):
+        bench.bench(path, bench.Plan(4, 1, [1], 1), replace_it)
+
+
+@pytest.mark.parametrize(
+    ("bytes", "threads", "words"),
+    [
+        (2 << 20, 1, ["fits into the last-level cache"]),
+        (64 << 20, 3, ["3 threads on 2 processors"]),
+        (64 << 20, 2, []),
+    ],
+)
+def test_shares_that_mean_little_are_remarked(bytes: int, threads: int, words: list[str]) -> None:
+    cells = [{"threads": threads, "decode_bytes_per_token": bytes}]
+    remarks = _doubts(cells, {"cpus": 2, "last_level_cache_bytes": 32 << 20})
+    assert len(remarks) == len(words) and all(word in text for word, text in zip(words, remarks, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "expected"),
+    [(4096, (None, None), (512, 64)), (512, (None, None), (448, 64)), (2, (None, None), (1, 1)),
+     (128, (100, None), (100, 28)), (128, (None, 100), (28, 100)), (600, (8, 2), (8, 2))],
+)  # fmt: skip
+def test_defaults_fit_the_model(
+    limit: int, given: tuple[int | None, int | None], expected: tuple[int, int]
+) -> None:
+    assert runs.lengths(limit, *given, default_prompt=512, default_decode=64) == expected
 
 
 # --- the command
@@ -313,7 +387,7 @@ def test_the_command_measures_a_synthetic_model(
         (["demo", "--threads", "1,x"], "--threads: expected numbers"),
         (["demo", "--threads", "0"], "threads: expected"),
         (["--synthetic", "gigantic"], "expected one of olmoe-7b"),
-        (["demo", "--repeat", "0"], "repeats: expected"),
+        (["demo", "--repeat", "0"], "--repeat: expected"),
     ],
 )
 def test_wrong_use_of_the_command(call: Callable[..., Result], arguments: list[str], words: str) -> None:
@@ -323,4 +397,4 @@ def test_wrong_use_of_the_command(call: Callable[..., Result], arguments: list[s
 
 def test_the_command_refuses_more_than_the_context(call: Callable[..., Result]) -> None:
     found = call("bench", "demo", "--prompt", 1_000_000)
-    assert (found.status, found.out) == (1, "") and "trained for" in found.err
+    assert (found.status, found.out) == (2, "") and "trained for" in found.err

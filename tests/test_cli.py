@@ -115,8 +115,8 @@ def test_statistics_go_to_stderr(call: Callable[..., Result], endless: Path) -> 
     [
         (["--temperature", "-1"], "temperature: expected a number from 0 to 100"),
         (["--temperature", "nan"], "temperature: expected"),
-        (["--top-p", "0"], "top_p: expected a number above 0"),
-        (["--top-k", "-1"], "top_k: expected"),
+        (["--top-p", "0"], "--top-p: expected a number above 0"),
+        (["--top-k", "-1"], "--top-k: expected"),
         (["--seed", "3"], "seed 3 has no effect at temperature 0"),
         (["--stop", ""], "stop: expected"),
         (["--threads", "0"], "threads: expected an integer from 1 to 256"),
@@ -348,7 +348,7 @@ def test_convert_writes_one_file_and_reports_on_stderr(call: Callable[..., Resul
     for arguments in ([source, tmp_path / "no" / "o.colibri"], [tmp_path / "none", tmp_path / "p.colibri"]):
         failed = call("convert", *arguments)
         assert (failed.status, failed.out) == (1, "") and failed.err.startswith("colibri: ")
-    assert call("convert", source, tmp_path / "q.colibri", "--type", "q1").status == 1
+    assert call("convert", source, tmp_path / "q.colibri", "--type", "q1").status == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o.colibri", "source"]
 
 
@@ -394,7 +394,7 @@ def test_types_may_be_mixed(
     expected = ["bf16_experts-f32_dense-f32_output", "f32", "q8_experts-f32_dense-q8_output"]
     assert names == [f"source-{name}" for name in expected]
     failed = call("convert", source, tmp_path / "n.colibri", "--experts", "q1")
-    assert failed.status == 1 and "'q1' is not known" in failed.err
+    assert failed.status == 2 and "'q1' is not known" in failed.err
 
 
 def test_inspect_shows_config_bytes_and_tensors(call: Callable[..., Result], model_path: Path) -> None:

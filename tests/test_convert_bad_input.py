@@ -18,7 +18,7 @@ import pytest
 
 import checkpoints
 from colibri.convert import convert, pipeline
-from colibri.errors import ColibriError, ConversionError, ModelIOError
+from colibri.errors import ArgumentError, ColibriError, ConversionError, ModelIOError
 from colibri.format import is_container
 
 
@@ -322,7 +322,7 @@ def test_a_missing_or_broken_tokenizer(tmp_path: Path, out: Path) -> None:
 
 
 def test_an_unknown_type(tmp_path: Path, out: Path) -> None:
-    with pytest.raises(ConversionError, match="'q5'.*f32, bf16, q8"):
+    with pytest.raises(ArgumentError, match="'q5'.*f32, bf16, q8"):
         convert(checkpoints.mixtral(tmp_path / "hf"), out, "q5")
 
 

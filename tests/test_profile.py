@@ -1,6 +1,9 @@
 """measure() and `colibri profile`: structure and arithmetic of times by phase, layer and expert. No speed."""
 
+import importlib.resources
 import json
+import re
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +15,9 @@ import checkpoints
 import colibri
 from colibri.analysis import chart, instructions, phases
 from colibri.analysis.runs import MATRIX_PHASES, Loops, outside_matrices_ns, wait_share
-from colibri.errors import ArgumentError, ContextFullError, UnsupportedError
+from colibri.arguments import Opening
+from colibri.cli.profile import _instruction_table, _phase_table
+from colibri.errors import ArgumentError, UnsupportedError
 from test_cli import Result
 from test_cli import call as call
 
@@ -115,7 +120,7 @@ def test_loops_measure_what_they_evaluate(model: colibri.Model) -> None:
 
 
 def test_the_report_counts_rows_of_experts(model_path: Path) -> None:
-    report = phases.profile(model_path, n_prompt=30, n_decode=6, threads=2)
+    report = phases.profile(model_path, Opening(threads=2), 30, 6)
     used = 2
     for part, tokens in zip(report.parts, (30, 6), strict=True):
         assert part.rows.shape == (report.n_layers, report.n_experts)
@@ -130,13 +135,13 @@ def test_the_report_counts_rows_of_experts(model_path: Path) -> None:
 
 def test_bounds_are_told(model_path: Path) -> None:
     with pytest.raises(ArgumentError, match="decode: expected at least 1"):
-        phases.profile(model_path, n_prompt=3, n_decode=0)
-    with pytest.raises(ContextFullError, match="trained for"):
-        phases.profile(model_path, n_prompt=1_000_000, n_decode=5)
+        phases.profile(model_path, Opening(), 3, 0)
+    with pytest.raises(ArgumentError, match="trained for"):
+        phases.profile(model_path, Opening(), 1_000_000, 5)
 
 
 def test_the_chart_is_one_standalone_picture(model_path: Path) -> None:
-    report = phases.profile(model_path, n_prompt=8, n_decode=4, threads=1)
+    report = phases.profile(model_path, Opening(threads=1), 8, 4)
     root = chart.tree(report)
     assert [child.name for child in root.children] == ["prefill", "decode"]
 
@@ -217,11 +222,51 @@ def test_the_command_prints_tables(call: Callable[..., Result], model_path: Path
         assert words in found.out
 
 
+def test_columns_add_up_to_what_a_token_takes(model_path: Path) -> None:
+    """Phases, and what is outside the engine, are all of the time that tok/s is computed from."""
+    report = phases.profile(model_path, Opening(threads=1), 8, 4)
+    for at, part in enumerate(report.parts):
+        data = part.data()
+        assert data["measured_ns"] + data["outside_engine_ns"] == pytest.approx(data["seconds"] * 1e9, abs=1)
+        assert 1e6 / data["tok_per_s"] == pytest.approx(data["us_per_token"])
+        columns = _phase_table(report).columns
+        shown = dict(zip(columns[0].cells, columns[1 + 3 * at].cells, strict=True))
+        inside = sum(
+            float(str(shown[name])) for name in (*report.parts[0].timed.profile.phases, "outside the engine")
+        )
+        assert inside == pytest.approx(float(str(shown["all"])), abs=0.05 * len(shown))
+        assert float(str(shown["all"])) == pytest.approx(data["us_per_token"], abs=0.06)
+    assert (report.data()["residency"], report.data()["pin"]) == ("mapped", False)
+
+
+def test_a_narrow_terminal_cuts_no_figure(
+    call: Callable[..., Result], model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "40", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    found = call("profile", model_path, "--prompt", 8, "--decode", 4, "--threads", 1)
+    assert found.status == 0 and "100.0%" in found.out and "attn_out" in found.out
+    assert "1 thread," in found.out and not re.search(r"[\w.%]…", found.out)
+
+
+def test_functions_have_names_and_shares_add_up() -> None:
+    found = instructions.Instructions("callgrind", 1, 100, (("evaluate", 60), ("matmul", 36)), "")
+    assert found.others == found.data()["other_instructions_per_token"] == 4
+    rows = list(zip(*(column.cells for column in _instruction_table(found).columns), strict=True))
+    assert rows[-2:] == [("others", "4", "4.0%"), ("all", "100", "100.0%")]
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["scikit-build"]["install"]["strip"] is False
+    library = importlib.resources.files("colibri") / "libcolibri.so"
+    assert b".symtab" in library.read_bytes(), "pip keeps the symbols of the library"
+
+
 def test_the_command_prints_json(call: Callable[..., Result], model_path: Path) -> None:
     found = call("profile", model_path, "--prompt", 8, "--decode", 4, "--json")
     data = json.loads(found.out)
     assert (found.status, found.err) == (0, "")
-    assert {"version", "machine", "model", "threads", "isa", "prefill", "decode"} == set(data)
+    assert {"version", "machine", "model", "threads", "isa", "residency", "pin", "prefill", "decode"} == set(
+        data
+    )
     for name, tokens in (("prefill", 8), ("decode", 4)):
         part = data[name]
         assert part["tokens"] == tokens and len(part["experts"]) == data["model"]["n_layers"]
@@ -234,7 +279,7 @@ def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_
     lost = tmp_path / "none" / "c.svg"
     for status, arguments, words in (
         (2, ["--prompt", 0], "prompt: expected at least 1"),
-        (1, ["--prompt", 100_000_000], "trained for"),
+        (2, ["--prompt", 100_000_000], "trained for"),
         (2, ["--threads", 0], "threads: expected"),
         (2, ["--residency", "cloud"], "residency: expected"),
         (1, ["--prompt", 2, "--decode", 1, "--chart", lost], "Cannot write"),
@@ -247,4 +292,4 @@ def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_
 def test_a_dense_model_has_tables_too(call: Callable[..., Result], tmp_path: Path) -> None:
     call("convert", checkpoints.llama(tmp_path / "base"), tmp_path / "base.colibri")
     found = call("profile", tmp_path / "base.colibri", "--prompt", 4, "--decode", 2)
-    assert found.status == 0 and "gate_up" in found.out and "slowest experts" not in found.out
+    assert found.status == 0 and "gate_up" in found.out and "experts" not in found.out

@@ -221,7 +221,7 @@ def test_largest_values_that_fit() -> None:
 def test_wrong_sizes_and_types_are_refused() -> None:
     with pytest.raises(ModelFileError, match="576 bytes, but 575 were given"):
         unpack(bytes(575), 16, 32, "q8")
-    with pytest.raises(ConversionError, match="'q5' is not known.*f32, bf16, q8, q4"):
+    with pytest.raises(ArgumentError, match="'q5' is not known.*f32, bf16, q8, q4"):
         pack(random(2, 2), "q5")
     with pytest.raises(
         ConversionError, match=r"w: expected an importance for each of 2 columns, found \[3\]"
@@ -246,3 +246,14 @@ def test_the_caller_s_matrix_may_have_any_order() -> None:
     matrix = random(40, 50)
     assert bytes(pack(np.asfortranarray(matrix), "q8")) == bytes(pack(matrix, "q8"))
     assert bytes(pack(matrix[::-1][::-1], "bf16")) == bytes(pack(matrix, "bf16"))
+
+
+def test_more_columns_than_a_count_holds_are_refused() -> None:
+    """Before anything is read: a step of 256 columns behind the last would not be an int32 any more."""
+    ffi, library = _native._load()
+    weights, packed, error = ffi.new("float[16]"), ffi.new("uint8_t[64]"), ffi.new("colibri_error *")
+    for cols in (2**31 - 256 + 1, 2**31 - 1):
+        status = library.colibri_quantize(1, 1, cols, weights, ffi.NULL, packed, 64, error)
+        assert status == -1 and f"(at most {2**31 - 256})" in ffi.string(error.text).decode()
+    status = library.colibri_quantize(1, 1, 2**31 - 256, weights, ffi.NULL, packed, 64, error)
+    assert status == -1 and "packed_bytes: expected" in ffi.string(error.text).decode()

@@ -4,6 +4,8 @@ Owns: load(residency=, prefetch=, pin=) and colibri_fetch through it. Refuses: s
 
 from __future__ import annotations
 
+import gc
+import queue
 import threading
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 import colibri
-from colibri import _native, residency
+from colibri import _native, cache, residency
+from colibri.arguments import RESIDENCIES, physical_cores
 from colibri.errors import ArgumentError, CancelledError, MemoryPlanError
 
 IDS = list(range(5, 45))
@@ -26,7 +29,7 @@ def test_bits_do_not_depend_on_where_weights_are() -> None:
     alone = logits(prefetch=False)
     assert logits() == alone
     assert logits(residency="resident") == alone
-    assert logits(pin=True, threads=2) == alone
+    assert logits(pin=True) == alone
     assert logits(residency="resident", pin=True) == alone
 
 
@@ -82,6 +85,73 @@ def test_reading_ahead_ends_with_the_model() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "colibri-prefetch"]
 
 
+def mapped(name: str) -> bool:
+    return name in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The demo under a name that no other mapping of this process has."""
+    path = tmp_path / "a copy of its own.colibri"
+    path.write_bytes(cache.resolve("demo").read_bytes())
+    return path
+
+
+def test_progress_may_close_the_model(copy: Path) -> None:
+    """From the thread that reads ahead, while the caller closes it too, or has not got it yet."""
+    got: queue.Queue[colibri.Model] = queue.Queue()
+    closed = threading.Event()
+
+    def close(_done: int, _total: int) -> None:
+        got.get(timeout=30).close()
+        closed.set()
+
+    model = colibri.load(copy, progress=close)
+    assert mapped(copy.name)
+    got.put(model)
+    model.close()
+    assert closed.wait(30)
+    for thread in threading.enumerate():
+        if thread.name == "colibri-prefetch":
+            thread.join(30)
+    assert not mapped(copy.name), "the mapping ends"
+
+
+def test_an_exception_while_reading_ahead_is_logged(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    called = threading.Event()
+
+    def fail(_done: int, _total: int) -> None:
+        called.set()
+        raise ZeroDivisionError
+
+    with colibri.load(copy, progress=fail) as model:
+        assert called.wait(30)
+        assert len(model.logits(IDS)) == len(IDS)
+    assert "not read ahead further" in caplog.text and "ZeroDivisionError" in caplog.text
+    assert not mapped(copy.name)
+
+
+def test_without_a_thread_nothing_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with colibri.load("demo", threads=1) as model:
+        assert len(model.logits(IDS)) == len(IDS)
+
+
+def test_a_copy_is_begun_only_if_the_context_fits_too(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for the weights, none for the context: told before a byte is copied, with what to do."""
+    monkeypatch.setattr(residency, "available_bytes", lambda: copy.stat().st_size + 1000)
+    monkeypatch.setattr(_native, "fetch", None)
+    with pytest.raises(MemoryPlanError, match="Choose residency='mapped', or a smaller context") as caught:
+        colibri.load(copy, residency="resident")
+    assert f"{copy.stat().st_size:,} bytes for the weights" in str(caught.value)
+    del caught  # its traceback holds the model
+    gc.collect()
+    assert not mapped(copy.name)
+
+
 def test_while_evaluating_the_copy_takes_the_place_of_the_file() -> None:
     """The same address, other memory: an evaluation that runs meanwhile reads one or the other."""
     with colibri.load("demo", prefetch=False) as model:
@@ -105,12 +175,40 @@ def test_while_evaluating_the_copy_takes_the_place_of_the_file() -> None:
     ("options", "text"),
     [
         ({"residency": "streamed"}, "expected one of mapped, resident"),
+        ({"residency": ["mapped"]}, "residency: expected one of mapped, resident"),
         ({"residency": "resident", "prefetch": False}, "no effect"),
+        ({"prefetch": False, "progress": print}, "progress has no effect with prefetch=False"),
+        ({"progress": 3}, "progress: expected a function"),
+        ({"prefetch": "false"}, "prefetch: expected True or False, found 'false'"),
+        ({"prefetch": 1}, "prefetch: expected True or False"),
+        ({"pin": "no"}, "pin: expected True or False, found 'no'"),
+        ({"pin": True, "threads": 1}, "pin=True has no effect with threads=1"),
+        ({"pin": True, "threads": physical_cores() + 1}, "at most"),
     ],
 )
 def test_wrong_choices_are_refused(options: dict[str, object], text: str) -> None:
     with pytest.raises(ArgumentError, match=text):
         colibri.load("demo", **options)  # type: ignore[arg-type]
+
+
+def test_the_library_pins_no_more_threads_than_cores() -> None:
+    handle = _native.open_model(cache.resolve("demo"))
+    defaults = _native.default_params(handle)
+    values = {name: getattr(defaults, name) for name in _native.Params.__slots__}
+    threads = min(256, physical_cores() + 1)
+    if threads > physical_cores():
+        with pytest.raises(ArgumentError, match=rf"pin: at most {threads - 1} threads"):
+            _native.init(handle, _native.Params(**values | {"pin": 1, "threads": threads}))
+    _native.free(_native.init(handle, _native.Params(**values | {"pin": 0, "threads": threads})))
+    _native.close_model(handle)
+
+
+@pytest.mark.parametrize("give", ["demo", Path("demo"), None])
+def test_a_model_is_made_by_load(give: object) -> None:
+    with pytest.raises(ArgumentError, match="colibri.load"):
+        colibri.Model(give)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="colibri.load"), colibri.measure(give):  # type: ignore[arg-type]
+        pass
 
 
 def test_more_than_memory_is_refused_and_reading_ahead_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,5 +231,5 @@ def test_the_library_checks_its_arguments() -> None:
         def cancel(_done: int, _total: int) -> None:
             raise CancelledError("enough")
 
-        _native.fetch(handle, residency.RESIDENCIES["mapped"], cancel)
+        _native.fetch(handle, RESIDENCIES["mapped"], cancel)
     _native.close_model(handle)

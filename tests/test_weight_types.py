@@ -12,7 +12,7 @@ import checkpoints
 from colibri import cache, inspection
 from colibri.convert import convert
 from colibri.entries import weight_types
-from colibri.errors import ConversionError
+from colibri.errors import ArgumentError
 from colibri.format import read_container, read_entry
 
 PARTS = ("experts", "dense", "output")
@@ -24,10 +24,11 @@ def tensors(path: Path) -> dict[str, bytes]:
 
 
 def test_a_choice_as_text() -> None:
-    assert str(weight_types("q8")) == str(weight_types("q4", experts="q8", dense="q8", output="q8")) == "q8"
+    assert str(weight_types("q8")) == str(weight_types(experts="q8", dense="q8", output="q8")) == "q8"
+    assert str(weight_types()) == "q8"
     assert str(weight_types("q8", experts="q4")) == "q4 experts, q8 dense, q8 output"
     for part in PARTS:
-        with pytest.raises(ConversionError, match="'q3' is not known.*f32, bf16, q8, q4"):
+        with pytest.raises(ArgumentError, match="'q3' is not known.*f32, bf16, q8, q4"):
             weight_types("q8", **{part: "q3"})
 
 
@@ -53,24 +54,38 @@ def test_each_kind_of_matrix_has_its_type(tmp_path: Path) -> None:
 
 def test_a_mix_of_one_type_is_that_type(tmp_path: Path) -> None:
     source = checkpoints.qwen2_moe(tmp_path / "hf")
-    same = convert(source, tmp_path / "s.colibri", "f32", experts="q8", dense="q8", output="q8")
+    same = convert(source, tmp_path / "s.colibri", experts="q8", dense="q8", output="q8")
     assert same.type == "q8" and same.path.read_bytes() == convert(source, tmp_path / "8").path.read_bytes()
 
 
 def test_a_wrong_type_leaves_nothing(tmp_path: Path) -> None:
     source = checkpoints.llama(tmp_path / "hf")
     for part in PARTS:
-        with pytest.raises(ConversionError, match="'q3' is not known"):
+        with pytest.raises(ArgumentError, match="'q3' is not known"):
             convert(source, tmp_path / "n.colibri", **{part: "q3"})  # type: ignore[arg-type]
     assert os.listdir(tmp_path) == ["hf"]
 
 
 def test_every_mix_has_its_own_file_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
-    source = checkpoints.llama(tmp_path / "hf")
+    source = checkpoints.mixtral(tmp_path / "hf")
     plain = cache.resolve(source, "q8")
-    assert cache.resolve(source, "f32", experts="q8", dense="q8", output="q8") == plain  # the same choice
+    assert cache.resolve(source, experts="q8", dense="q8", output="q8") == plain  # the same choice
     found = {cache.resolve(source, "q8", **{part: "f32"}) for part in PARTS}  # type: ignore[arg-type]
     assert len(found | {plain}) == 4 == len(os.listdir(tmp_path / "cache"))
-    with pytest.raises(ConversionError, match="'q7' is not known"):
+    with pytest.raises(ArgumentError, match="'q7' is not known"):
         cache.resolve(source, output="q7")
+
+
+def test_a_type_without_effect_is_refused(tmp_path: Path) -> None:
+    """All three parts have types of their own, or the model has no such part: nothing is written."""
+    dense, moe = checkpoints.llama(tmp_path / "dense"), checkpoints.mixtral(tmp_path / "moe")
+    parts: dict[str, str] = dict.fromkeys(PARTS, "q4")
+    with pytest.raises(ArgumentError, match="type='f32' has no effect"):
+        convert(moe, tmp_path / "n.colibri", "f32", **parts)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="experts='q4' has no effect: .* has no experts"):
+        convert(dense, tmp_path / "n.colibri", experts="q4")
+    assert sorted(os.listdir(tmp_path)) == ["dense", "moe"]
+    mixed = convert(dense, tmp_path / "mixed.colibri", dense="q4")
+    assert mixed.type == inspection.describe(mixed.path).source["type"] == "q4 dense, q8 output"
+    assert convert(dense, tmp_path / "plain.colibri", "q4").type == "q4"

@@ -52,7 +52,8 @@ PYTHON: Table = [
     ("engine",),
     ("generate", "sequences"),
     ("sampling", "tokenizer"),
-    ("inspection", "cache", "residency", "model_facts", "arguments"),
+    ("inspection", "cache", "residency", "model_facts"),
+    ("arguments",),
     ("convert",),
     ("convert/pipeline",),
     ("convert/tensors",),
@@ -67,7 +68,7 @@ PYTHON: Table = [
     ("config",),
     ("quantize",),
     ("_native",),
-    ("_records", "_ffi"),
+    ("_records", "_ffi", "memory"),
     ("errors",),
 ]
 # Who alone may import a module, whatever the layers allow.

@@ -1,11 +1,15 @@
-"""Checks of what a program passes to a model: counts and ids.
+"""Checks of what a program passes to a model: how to open it, and ids.
 
-Owns: their bounds as texts. Refuses: sampling parameters (sampling.py).
+Owns: their bounds as texts; Opening, what load() takes beside the model, checked before anything is read or
+converted. Refuses: sampling parameters (sampling.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,8 @@ from colibri.errors import ArgumentError
 
 IdList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
+RESIDENCIES = {"mapped": 0, "resident": 1}  # colibri_residency
+
 
 def bounded(name: str, value: object, high: int, *, optional: bool = True) -> int | None:
     """The value itself; None stays None where it stands for the default."""
@@ -24,6 +30,72 @@ def bounded(name: str, value: object, high: int, *, optional: bool = True) -> in
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= high:
         raise ArgumentError(f"{name}: expected an integer from 1 to {high}, found {value!r}")
     return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a model is opened: the keywords of load(), by their names. Making one checks all of it: bounds,
+    kinds, and choices that would have no effect."""
+
+    threads: int | None = None
+    context: int | None = None
+    max_batch: int = 1
+    chunk: int | None = None
+    residency: str = "mapped"
+    prefetch: bool = True
+    pin: bool = False
+    progress: Callable[[int, int], object] | None = None  # bytes done, bytes in all
+
+    def __post_init__(self) -> None:
+        self.counts()
+        for name in ("prefetch", "pin"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name}: expected True or False, found {getattr(self, name)!r}")
+        if not isinstance(self.residency, str) or self.residency not in RESIDENCIES:
+            raise ArgumentError(
+                f"residency: expected one of {', '.join(RESIDENCIES)}, found {self.residency!r}"
+            )
+        if self.progress is not None and not callable(self.progress):
+            raise ArgumentError(
+                f"progress: expected a function of two numbers (bytes), found {self.progress!r}"
+            )
+        if self.residency == "resident" and not self.prefetch:
+            raise ArgumentError(
+                "prefetch=False has no effect with residency='resident', which copies the file at once"
+            )
+        if self.progress is not None and not self.prefetch:
+            raise ArgumentError("progress has no effect with prefetch=False: no weights are brought in")
+        if self.pin and self.threads is not None:
+            if self.threads == 1:
+                raise ArgumentError(
+                    "pin=True has no effect with threads=1: the caller's thread is not pinned"
+                )
+            if self.threads > (cores := physical_cores()):
+                raise ArgumentError(
+                    f"pin=True: expected at most {cores} threads, the physical cores that this process may "
+                    f"use, found {self.threads}"
+                )
+
+    def counts(self) -> dict[str, int | None]:
+        """The numbers; None stands for the default."""
+        return {
+            "threads": bounded("threads", self.threads, 256),
+            "context": bounded("context", self.context, 2**30),
+            "max_batch": bounded("max_batch", self.max_batch, 4096, optional=False),
+            "chunk": bounded("chunk", self.chunk, 4096),
+        }
+
+
+def physical_cores() -> int:
+    """Those that this process may use; hardware threads of one core count once."""
+    found = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        found.add(siblings.strip())
+    return len(found)
 
 
 def checked_ids(ids: IdList, n_vocab: int) -> Ids:

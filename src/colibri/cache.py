@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
@@ -28,12 +29,15 @@ _DEMO_FILE = "demo.colibri"
 def cache_directory() -> Path:
     """$COLIBRI_CACHE, or ~/.cache/colibri."""
     chosen = os.environ.get("COLIBRI_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "colibri"
+    try:
+        return Path(chosen) if chosen else Path.home() / ".cache" / "colibri"
+    except RuntimeError as error:
+        raise ModelIOError(f"There is no home directory for the cache: {error} Set COLIBRI_CACHE.") from error
 
 
 def resolve(
     model: str | os.PathLike[str],
-    type: str = "q8",
+    type: str | None = None,
     progress: Progress | None = None,
     notify: Callable[[str], object] | None = None,
     *,
@@ -53,13 +57,27 @@ def resolve(
     path = Path(name)
     if path.is_dir():
         types = weight_types(type, experts=experts, dense=dense, output=output)
-        return _converted(path, types, progress, notify or (lambda text: None))
+
+        def converting(target: Path) -> Path:
+            from colibri.convert import convert  # heavy: only where something has to be converted
+
+            # As given, not as in types: convert() refuses what has no effect.
+            report = convert(
+                path, target, type, experts=experts, dense=dense, output=output, progress=progress
+            )
+            return report.path
+
+        return _converted(path, types, converting, notify or (lambda text: None))
     if is_container(path):
         return path
     if not path.exists():
         raise ConversionError(
             f"No model {name!r}: neither a .colibri file nor a Hugging Face directory has this path. "
             f'The bundled model is called "{DEMO}".'
+        )
+    if not path.is_file():
+        raise ModelIOError(
+            f"{path} is not a regular file but a pipe or a device. Give a file or a directory."
         )
     if not os.access(path, os.R_OK):
         raise ModelIOError(f"Cannot read {path}: no permission.")
@@ -80,10 +98,8 @@ def _demo() -> Path:
 
 
 def _converted(
-    source: Path, types: WeightTypes, progress: Progress | None, notify: Callable[[str], object]
+    source: Path, types: WeightTypes, convert: Callable[[Path], Path], notify: Callable[[str], object]
 ) -> Path:
-    from colibri.convert import convert  # heavy: only where something may have to be converted
-
     directory = cache_directory()
     target = directory / cached_name(source, str(types))
     if is_container(target):
@@ -93,16 +109,24 @@ def _converted(
             return target
         except Exception:
             notify(f"The cached {target} is damaged; converting again.")
+    with making(directory):
+        notify(f"Converting {source} to {types} once; kept as {target}")
+        return convert(target)
+
+
+@contextmanager
+def making(directory: Path) -> Iterator[None]:
+    """The cache exists while something is written into it; what fails there says how to choose another."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
+        if isinstance(error, ModelIOError) and str(directory) not in str(error):
+            raise  # the source's fault
+        reason = str(error) if isinstance(error, ModelIOError) else f"{error.strerror or error}."
         raise ModelIOError(
-            f"Cannot create the cache {directory}: {error.strerror}. Set COLIBRI_CACHE to a directory that "
-            "can be written, or convert to a file of your own with: colibri convert SOURCE OUT.colibri"
+            f"Cannot write into the cache {directory}: {reason} Set COLIBRI_CACHE to another directory."
         ) from error
-    notify(f"Converting {source} to {types} once; kept as {target}")
-    experts, output = types.experts, types.output
-    return convert(source, target, types.dense, experts=experts, output=output, progress=progress).path
 
 
 def cached_name(source: Path, types: str) -> str:

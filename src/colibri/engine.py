@@ -23,7 +23,7 @@ from colibri import chat as chat_template
 from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
 from colibri._native import Floats, Ids, MemoryPlan
-from colibri.arguments import IdList, bounded, checked_ids
+from colibri.arguments import IdList, Opening, checked_ids
 from colibri.cache import DEMO, resolve
 from colibri.errors import ArgumentError, UnsupportedError
 from colibri.format import read_blobs
@@ -73,9 +73,13 @@ def load(
     residency: "mapped" leaves the weights in the page cache and, with prefetch, reads them ahead in a thread
     while the model is in use already; "resident" copies them into private memory in huge pages first, which
     is read faster and takes the memory twice until the page cache lets go. pin: each thread but the caller's
-    stays on a physical core. progress(done, total) is called while weights come in, in bytes.
+    stays on a physical core of its own; more threads than cores are refused.
+    progress(done, total) is called while weights come in, in bytes: with "resident" before load() returns,
+    and what it raises comes out of load(); with "mapped" from the thread that reads ahead, also after load()
+    has returned. There it may close the model, and what it raises ends the reading ahead and is logged; the
+    model stays usable.
     """
-    residency_rules.checked(residency, prefetch)
+    chosen = Opening(threads, context, max_batch, chunk, residency, prefetch, pin, progress)
     name = os.fspath(path)
     for key, value in (("type", type), ("experts", experts), ("dense", dense), ("output", output)):
         if value is not None and (name == DEMO or not Path(name).is_dir()):
@@ -83,11 +87,7 @@ def load(
                 f"{key}={value!r} has no effect: {name} is not a Hugging Face directory, so nothing is "
                 "converted"
             )
-    file = resolve(name, type or "q8", notify=_log.info, experts=experts, dense=dense, output=output)
-    return Model(
-        file, threads=threads, context=context, max_batch=max_batch, chunk=chunk, residency=residency,
-        prefetch=prefetch, pin=pin, progress=progress,
-    )  # fmt: skip
+    return Model(resolve(name, type, notify=_log.info, experts=experts, dense=dense, output=output), chosen)
 
 
 class Model:
@@ -98,25 +98,10 @@ class Model:
     top_k, top_p, min_p, repetition_penalty, seed, stop. One that is absent takes the model's own default,
     else it is off: without a default temperature the choice is greedy."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        threads: int | None,
-        context: int | None,
-        max_batch: int,
-        chunk: int | None,
-        residency: str,
-        prefetch: bool,
-        pin: bool,
-        progress: Progress | None,
-    ) -> None:
-        asked = {
-            "threads": bounded("threads", threads, 256),
-            "context": bounded("context", context, 2**30),
-            "max_batch": bounded("max_batch", max_batch, 4096, optional=False),
-            "chunk": bounded("chunk", chunk, 4096),
-        }
+    def __init__(self, path: Path, chosen: Opening | None = None) -> None:
+        if not isinstance(chosen, Opening):
+            raise ArgumentError(f"a Model is made by colibri.load: colibri.load({str(path)!r})")
+        asked = chosen.counts()
         self.path = path
         handle = native.open_model(path)
         opened = weakref.finalize(self, native.close_model, handle)
@@ -125,7 +110,7 @@ class Model:
         values = {name: getattr(defaults, name) for name in asked} | {
             k: v for k, v in asked.items() if v is not None
         }
-        params = native.Params(**values, pin=int(pin))
+        params = native.Params(**values, pin=int(chosen.pin))
         self.isa, self.n_vocab = info.isa, info.n_vocab
         self.threads, self.context = params.threads, params.context
         self.max_batch = params.max_batch
@@ -139,7 +124,7 @@ class Model:
                 info.context_length,
                 path.name,
             )
-        fetching = residency_rules.bring_in(handle, residency, prefetch, progress)
+        fetching = residency_rules.bring_in(handle, chosen, params)
         opened.detach()
         failed = weakref.finalize(self, _end, fetching, handle)  # until there is a context
         self.memory: MemoryPlan = native.plan(handle, params)
@@ -164,6 +149,7 @@ class Model:
         failed.detach()
         self._release = weakref.finalize(self, _end, fetching, handle, context_handle)
         self._sequences = Sequences(context_handle, params, info.n_vocab)
+        self._end_reading = fetching
 
     # --- text
 
@@ -308,6 +294,7 @@ class Model:
 
     def close(self) -> None:
         """Wipes and releases the context and the file; waits for a running evaluation."""
+        self._end_reading()  # first, and without the lock: progress may be closing the model itself
         self._sequences.close(self._release)
 
     def __enter__(self) -> Model:

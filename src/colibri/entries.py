@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from colibri.config import Config
+from colibri.errors import ArgumentError
 from colibri.quantize import check_type, matrix_bytes
 
+DEFAULT_TYPE = "q8"
 Types = str | Callable[[str], tuple[str, ...]]
 
 KINDS = {1: "vector", 2: "matrix", 3: "expert", 4: "blob"}
@@ -33,7 +35,7 @@ ENTRY_CLASSES = (
 class WeightTypes:
     """The weight type of each kind of matrix; a function from an entry's name to its types."""
 
-    experts: str  # routed experts
+    experts: str  # routed experts; "" for a model without
     dense: str  # attention, shared experts, dense feed-forward
     output: str  # embedding and output head
 
@@ -44,19 +46,29 @@ class WeightTypes:
 
     def __str__(self) -> str:
         """ "q8", or "q4 experts, q8 dense, q8 output" """
-        if self.experts == self.dense == self.output:
+        parts = {"experts": self.experts, "dense": self.dense, "output": self.output}
+        given = {part: type for part, type in parts.items() if type}
+        if len(set(given.values())) == 1:
             return self.dense
-        return f"{self.experts} experts, {self.dense} dense, {self.output} output"
+        return ", ".join(f"{type} {part}" for part, type in given.items())
 
 
 def weight_types(
-    type: str, *, experts: str | None = None, dense: str | None = None, output: str | None = None
+    type: str | None = None,
+    *,
+    experts: str | None = None,
+    dense: str | None = None,
+    output: str | None = None,
 ) -> WeightTypes:
-    """The choice with `type` where there is none; an error for what is no weight type."""
+    """The choice with `type` (None: q8) where there is none; an error for what is no weight type, or has no
+    effect."""
     for chosen in (type, experts, dense, output):
         if chosen is not None:
             check_type(chosen)
-    return WeightTypes(experts or type, dense or type, output or type)
+    if None not in (type, experts, dense, output):
+        raise ArgumentError(f"type={type!r} has no effect: experts, dense and output have types of their own")
+    rest = DEFAULT_TYPE if type is None else type
+    return WeightTypes(experts or rest, dense or rest, output or rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ file. Weight layouts are quantize.py's; what a config field means is the engine'
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -66,7 +68,8 @@ def _aligned(offset: int, alignment: int) -> int:
 class Writer:
     """Writes one file, entry after entry, under a temporary name beside the target; leaving the `with`
     block without an error completes it and renames it. After an error, Ctrl-C included, nothing is left and
-    an older target is untouched. (Only a killed process can leave a `.colibri-*.part` file.)
+    an older target is untouched. Only a killed process can leave a `.colibri-*.part` file, which the next
+    Writer in that directory removes: it is known by its lock, which ended with the process.
     """
 
     def __init__(
@@ -100,15 +103,18 @@ class Writer:
     def __enter__(self) -> Writer:
         parent = self.path.parent
         try:
+            _remove_abandoned(parent)
             free = shutil.disk_usage(parent).free
             if free < self.bytes:
                 raise ModelIOError(
                     f"{self.path} needs {self.bytes:,} bytes, but only {free:,} are free there. Choose "
                     "another disk."
                 )
-            part = parent / f".colibri-{secrets.token_hex(8)}.part"
-            self._file = part.open("xb", buffering=0)
-            self._part = part
+            while self._part is None or not self._part.exists():  # removed between its making and its lock?
+                part = parent / f".colibri-{secrets.token_hex(8)}.part"
+                self._file = part.open("xb", buffering=0)
+                self._part = part
+                _lock(self._file.fileno(), fcntl.LOCK_EX)
             self._write(b"", self._directory + _ENTRY.size * len(self.entries))
         except OSError as error:
             self._abandon()
@@ -196,10 +202,10 @@ class Writer:
         self._file.seek(0)
         self._write(memoryview(head))
         os.fsync(self._file.fileno())
-        self._file.close()
         assert self._part is not None
-        os.replace(self._part, self.path)
+        os.replace(self._part, self.path)  # before the lock ends: nobody takes it for abandoned
         self._part = None
+        self._file.close()
         directory = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -211,6 +217,22 @@ class Writer:
             self._file.close()
             self._part.unlink(missing_ok=True)
             self._part = None
+
+
+def _lock(file: int, how: int) -> bool:
+    """False where another process has the lock, or the file system has none."""
+    try:
+        fcntl.flock(file, how)
+        return True
+    except OSError:
+        return False
+
+
+def _remove_abandoned(directory: Path) -> None:
+    for part in directory.glob(".colibri-*.part"):
+        with contextlib.suppress(OSError), part.open("rb") as file:
+            if _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                part.unlink()
 
 
 def _encode_entry(entry: Entry) -> bytes:
@@ -229,8 +251,10 @@ def _encode_entry(entry: Entry) -> bytes:
 
 
 def is_container(path: str | os.PathLike[str]) -> bool:
-    """Whether the file begins like a .colibri file."""
+    """Whether it begins like a .colibri file; no pipe does, whose opening would wait for a writer."""
     try:
+        if not os.path.isfile(path):
+            return False
         with open(path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:

@@ -2,7 +2,7 @@
 
     with colibri.measure(model) as profile:
         model.logits(ids)
-    print(dict(zip(profile.phases, profile.phase_ns.sum(axis=0) / 1e6)))  # milliseconds
+    print(dict(zip(profile.phases, (profile.phase_ns.sum(axis=0) / 1e6).tolist())))  # milliseconds
 
 Owns: the arrays, and that they outlive what writes into them. Refuses: clocks (the C library reads them) and
 what the figures mean for a reader (colibri.analysis).
@@ -47,6 +47,8 @@ def measure(model: Model) -> Iterator[Profile]:
     """Measures all evaluations of the model while the `with` block lasts, whichever method asks for them.
 
     Costs about a microsecond a layer and changes no result. One at a time for a model."""
+    if not isinstance(model, Model):
+        raise ArgumentError(f"measure: expected an open model, as colibri.load makes it, found {model!r:.80}")
     n_layers, n_experts = model.config["n_layers"], max(model.config["n_experts"])
     phases = native.phase_names()
     profile = Profile(

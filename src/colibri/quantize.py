@@ -41,7 +41,7 @@ _PLACE = re.compile(r"weights\[(\d+), ")  # how texts of refused weights begin
 def check_type(type: str) -> None:
     """An error for what is no weight type."""
     if type not in TYPE_IDS:
-        raise ConversionError(f"Weight type {type!r} is not known. Choose one of: {', '.join(TYPE_IDS)}.")
+        raise ArgumentError(f"weight type {type!r} is not known; choose one of: {', '.join(TYPE_IDS)}")
 
 
 def panel_bytes(cols: int, type: str) -> int:

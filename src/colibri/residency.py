@@ -1,7 +1,7 @@
 """Brings a model's weights into memory: ahead into the page cache, or at once into private memory.
 
-Owns: the names of the kinds, the thread that fetches. Refuses: copying; the library does it, and no choice
-here changes a result.
+Owns: the thread that fetches, and that a copy is begun only if the context fits beside it. Refuses: copying;
+the library does it, and no choice here changes a result.
 """
 
 from __future__ import annotations
@@ -11,53 +11,55 @@ import threading
 from collections.abc import Callable
 
 from colibri import _native as native
-from colibri.errors import ArgumentError, CancelledError, MemoryPlanError
-
-Progress = Callable[[int, int], object]  # bytes done, bytes in all
-
-RESIDENCIES = {"mapped": 0, "resident": 1}  # colibri_residency
+from colibri.arguments import RESIDENCIES, Opening
+from colibri.errors import CancelledError, MemoryPlanError
+from colibri.memory import available_bytes
 
 _log = logging.getLogger("colibri")
 
 
-def checked(residency: str, prefetch: bool) -> str:
-    """The name itself; an unknown one, or a choice without effect, is refused."""
-    if residency not in RESIDENCIES:
-        raise ArgumentError(f"residency: expected one of {', '.join(RESIDENCIES)}, found {residency!r}")
-    if residency == "resident" and not prefetch:
-        raise ArgumentError(
-            "prefetch=False has no effect with residency='resident', which copies the file at once"
-        )
-    return residency
-
-
-def bring_in(
-    model: native.ModelHandle, residency: str, prefetch: bool, progress: Progress | None
-) -> Callable[[], None]:
+def bring_in(model: native.ModelHandle, chosen: Opening, params: native.Params) -> Callable[[], None]:
     """Copies the weights now ("resident"), or starts to read them ahead ("mapped", unless prefetch is off).
-    What it returns ends the reading; call it before the model is closed."""
-    if residency == "resident":
-        native.fetch(model, RESIDENCIES[residency], lambda done, total: progress and progress(done, total))
+    What it returns ends the reading; call it before the model is closed, from any thread."""
+    progress = chosen.progress or _ignore
+    if chosen.residency == "resident":
+        _check_room(native.plan(model, params))
+        native.fetch(model, RESIDENCIES["resident"], progress)
         return _nothing
-    if not prefetch:
+    if not chosen.prefetch:
         return _nothing
     stop = threading.Event()
     thread = threading.Thread(
         target=_read_ahead, args=(model, stop, progress), name="colibri-prefetch", daemon=True
     )
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # no thread can be had (a limit): pages come when they are read
+        _log.info("weights are not read ahead: %s", error)
+        return _nothing
 
     def end() -> None:
         stop.set()
-        thread.join()
+        if thread is not threading.current_thread():  # progress may close the model; it ends later then
+            thread.join()
 
     return end
 
 
-def _read_ahead(model: native.ModelHandle, stop: threading.Event, progress: Progress | None) -> None:
+def _check_room(plan: native.MemoryPlan) -> None:
+    weights, available = plan.weights_mapped + plan.weights_resident, available_bytes()
+    if available is not None and weights + plan.context_bytes > available:
+        raise MemoryPlanError(
+            f"residency='resident' takes {weights:,} bytes for the weights, {plan.context_bytes:,} for the "
+            f"context; available are {available:,}. Choose residency='mapped', or a smaller context"
+        )
+
+
+def _read_ahead(
+    model: native.ModelHandle, stop: threading.Event, progress: Callable[[int, int], object]
+) -> None:
     def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total)
+        progress(done, total)
         if stop.is_set():
             raise CancelledError("the model was closed")
 
@@ -67,6 +69,12 @@ def _read_ahead(model: native.ModelHandle, stop: threading.Event, progress: Prog
         pass
     except MemoryPlanError as error:  # larger than memory: pages come when they are read
         _log.info("weights are not read ahead: %s", error)
+    except Exception:
+        _log.exception("progress raised: weights are not read ahead further")
+
+
+def _ignore(_done: int, _total: int) -> None:
+    pass
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from colibri import memory
 from colibri.analysis import machine
 
 SMALLEST_BYTES = 256 << 20
@@ -39,11 +40,11 @@ class Reading:
 
 
 def buffer_bytes() -> int:
-    """Bytes to read: twice the last-level cache and at least SMALLEST_BYTES, a quarter of the free memory at
-    most."""
-    wanted = min(max(SMALLEST_BYTES, 2 * (machine.cache_bytes() or 0)), max(SMALLEST_BYTES, _LARGEST_BYTES))
-    available = machine.memory_bytes()["available"]
-    return wanted if available is None else max(1 << 20, min(wanted, available // 4))
+    """Bytes to read: twice the last-level cache and at least SMALLEST_BYTES, a quarter of the memory that may
+    still be taken at most."""
+    wanted = min(max(SMALLEST_BYTES, 2 * (machine.cache_bytes() or 0)), _LARGEST_BYTES)
+    limits = (memory.available_bytes(), memory.address_bytes())
+    return max(1 << 20, min([wanted, *(limit // 4 for limit in limits if limit is not None)]))
 
 
 class Probe:

@@ -15,8 +15,9 @@ from typing import Any
 from colibri import _native as native
 from colibri.analysis import bandwidth, machine, turns
 from colibri.analysis.cost import Cost, cost
-from colibri.analysis.runs import check_lengths
+from colibri.analysis.runs import lengths
 from colibri.analysis.turns import Settings, Start, Turn
+from colibri.arguments import Opening
 from colibri.errors import ArgumentError
 from colibri.inspection import Description, describe
 
@@ -136,47 +137,62 @@ class Report:
         }
 
 
-def bench(
-    path: Path,
-    *,
-    n_prompt: int,
-    n_decode: int,
-    threads: Sequence[int] | None = None,
-    repeats: int,
-    residency: str = "mapped",
-    pin: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of a benchmark, checked when it is made: before a model is written, converted or read.
+    n_prompt and n_decode: None is 512 and 64, or less where the model has fewer positions. threads: different
+    counts; None is what the engine would choose. residency and pin are load()'s; a single thread is never
+    pinned."""
+
+    n_prompt: int | None = None
+    n_decode: int | None = None
+    threads: Sequence[int] | None = None
+    repeat: int = 5
+    residency: str = "mapped"
+    pin: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1:
+            raise ArgumentError(f"repeat: expected at least 1, found {self.repeat}")
+        counts = self.threads
+        if counts is not None and (
+            not counts or len(set(counts)) != len(counts) or any(not 1 <= n <= 256 for n in counts)
+        ):
+            raise ArgumentError(f"threads: expected different integers from 1 to 256, found {list(counts)}")
+        Opening(threads=max(counts) if counts else None, residency=self.residency, pin=self.pin)
+        self.lengths(1 << 30)
+
+    def lengths(self, limit: int) -> tuple[int, int]:
+        """Tokens of prompt and decoding for a model of so many positions."""
+        return lengths(limit, self.n_prompt, self.n_decode, default_prompt=512, default_decode=64)
+
+
+def bench(path: Path, plan: Plan, progress: Progress | None = None) -> Report:
     """Measures a `.colibri` file. Each turn is a process of its own, with a warm-up that does not count;
     repeat after repeat, every thread count takes its turn. Read bandwidth is probed before and after each
-    decoding. threads: one or more counts; None is what the engine would choose. residency and pin are
-    load()'s."""
-    if repeats < 1:
-        raise ArgumentError(f"repeats: expected at least 1, found {repeats}")
-    if threads is None:
-        threads = [_default_threads(path)]
-    if not threads or len(set(threads)) != len(threads) or any(not 1 <= n <= 256 for n in threads):
-        raise ArgumentError(f"threads: expected different integers from 1 to 256, found {list(threads)}")
-    description = describe(path)
-    check_lengths(description.config, n_prompt, n_decode)
+    decoding. A file that is replaced meanwhile is refused."""
+    identity = turns.identity(path)
+    description, price = describe(path), cost(path)
+    n_prompt, n_decode = plan.lengths(description.config["context_length"])
+    threads = plan.threads or [_default_threads(path)]
     peak_type = max(description.types, key=description.types.__getitem__)
-    settings, before = Settings(path, n_prompt, n_decode, residency, pin, peak_type), machine.describe()
-    total, done = repeats * len(threads) + 1, 0
+    settings = Settings(path, n_prompt, n_decode, plan.residency, plan.pin, peak_type, identity)
+    before = machine.describe()
+    total, done = plan.repeat * len(threads) + 1, 0
     found: dict[int, list[Turn]] = {n: [] for n in threads}
     probe = bandwidth.Probe()
     _read_once(path)
-    for repeat in range(repeats):
+    for repeat in range(plan.repeat):
         for n in threads:
             if progress is not None:
-                progress(done, total, f"{n} threads, turn {repeat + 1} of {repeats}")
+                progress(done, total, f"threads {n}, turn {repeat + 1} of {plan.repeat}")
             found[n].append(turns.take(settings, n, probe, seed=repeat))
             done += 1
     if progress is not None:
         progress(done, total, "cold start")
-    price = cost(path)
     cells = tuple(Cell(n, tuple(of), settings, price) for n, of in found.items())
     cold = _cold_start(settings, max(threads))
-    return Report(description, settings, repeats, price, probe.bytes, cells, cold, before)
+    return Report(description, settings, plan.repeat, price, probe.bytes, cells, cold, before)
 
 
 def _cold_start(settings: Settings, threads: int) -> Cold:

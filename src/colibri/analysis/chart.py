@@ -1,16 +1,21 @@
 """A profile as an icicle: engine, then prefill and decode, layers, phases, experts; width is time.
 
-Owns: one standalone SVG without scripts or references; titles appear when the pointer rests on a box.
-Refuses: measuring. Boxes too narrow to see are left out, and the title of what holds them tells the sum.
+Owns: one standalone SVG without scripts or references; titles appear when the pointer rests on a box; what it
+may be written over. Refuses: measuring. Boxes too narrow to see are left out, and the title of what holds
+them tells the sum.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from colibri.analysis.phases import Part, Report
+from colibri.errors import ArgumentError, ModelIOError
 
 _WIDTH, _ROW, _MARGIN, _HEAD = 1600.0, 22, 10, 34
 _NARROWEST = 0.3  # of a box, in pixels
@@ -43,7 +48,7 @@ def tree(report: Report) -> Box:
     """The whole profile as boxes."""
     parts = tuple(_part(part) for part in report.parts)
     total = sum(part.ns for part in parts)
-    name = f"colibri, {report.threads} threads, {report.isa}"
+    name = f"colibri, threads {report.threads}, {report.isa}"
     return Box(name, f"{name}: {_ms(total)}", total, _PLAIN, parts)
 
 
@@ -92,15 +97,53 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:.3f} ms"
 
 
+def check_file(file: Path) -> None:
+    """An error unless a chart may be written there: a new file, or an SVG picture to replace."""
+    if file.suffix.lower() != ".svg":
+        raise ArgumentError(f"chart: expected a file name that ends in .svg, found {str(file)!r}")
+    real = Path(os.path.realpath(file))
+    if not real.parent.is_dir() or not os.access(real.parent, os.W_OK):
+        raise ModelIOError(f"Cannot write {file}: {real.parent} is no directory that can be written to.")
+    if real.exists() and not (real.is_file() and _is_svg(real)):
+        raise ArgumentError(f"chart: {file} exists and is not an SVG picture, so it is left as it is")
+
+
+def _is_svg(file: Path) -> bool:
+    """An empty file may become a picture too."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(4096)
+    except OSError:
+        return False
+    return not head or (head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<") and b"<svg" in head)
+
+
+def draw(report: Report, file: Path) -> None:
+    """Writes the chart beside the file, then takes the name: there is a whole picture or the older one."""
+    check_file(file)
+    real = Path(os.path.realpath(file))
+    aside = real.with_name(f".colibri-{secrets.token_hex(8)}.svg")
+    try:
+        try:
+            aside.write_text(svg(report), encoding="utf-8")
+            os.replace(aside, real)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelIOError(f"Cannot write {file}: {error.strerror or error}.") from error
+
+
 def svg(report: Report) -> str:
     """The chart."""
     root = tree(report)
+    # XML lacks some characters that file names may have.
+    title = "".join(letter if letter.isprintable() else "?" for letter in report.path.name)
     height = _HEAD + 5 * _ROW + 2 * _MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 2 * _MARGIN:.0f}" height="{height}" '
         f'viewBox="0 0 {_WIDTH + 2 * _MARGIN:.0f} {height}" font-family="monospace" font-size="11">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
-        f'<text x="{_MARGIN}" y="{_MARGIN + 12}" font-size="13">{escape(report.path.name)}: time by part, '
+        f'<text x="{_MARGIN}" y="{_MARGIN + 12}" font-size="13">{escape(title)}: time by part, '
         "layer, phase, expert. Width is time; rest the pointer on a box.</text>",
     ]
     scale = _WIDTH / root.ns if root.ns else 0.0

@@ -32,10 +32,14 @@ class Instructions:
     tool: str  # "perf" or "callgrind"
     tokens: int  # decoded to find out
     per_token: float
-    functions: tuple[
-        tuple[str, float], ...
-    ]  # (name, instructions a token of its own), most first; perf: none
+    # (name, instructions a token of its own), most first; perf: none
+    functions: tuple[tuple[str, float], ...]
     note: str
+
+    @property
+    def others(self) -> float:
+        """Of a token, in functions that are not listed."""
+        return self.per_token - sum(own for _, own in self.functions)
 
     def data(self) -> dict[str, Any]:
         return {
@@ -43,6 +47,7 @@ class Instructions:
             "tokens": self.tokens,
             "instructions_per_token": self.per_token,
             "functions": [{"name": name, "instructions_per_token": own} for name, own in self.functions],
+            "other_instructions_per_token": self.others,
             "note": self.note,
         }
 
@@ -50,25 +55,32 @@ class Instructions:
 def count(path: Path, tokens: int) -> Instructions:
     """Decodes so many tokens (at most 63) in child processes."""
     tokens = min(tokens, _CONTEXT - 1)
-    reasons = []
+    perf, valgrind, why = tools()
+    if perf is not None:
+        return _by_counters(perf, path, tokens)
+    assert valgrind is not None
+    return _by_simulation(valgrind, path, tokens, why)
+
+
+def tools() -> tuple[str | None, str | None, str]:
+    """perf if it counts here, valgrind, and why it is not perf; an error if it is neither. Quick: to be asked
+    before anything is measured."""
     perf, valgrind = shutil.which("perf"), shutil.which("valgrind")
-    if perf is None:
-        reasons.append("perf is not installed")
-    else:
-        found = _by_counters(perf, path, tokens)
-        if found is not None:
-            return found
-        reasons.append("perf sees no instruction counter here")
-    if valgrind is not None:
-        return _by_simulation(valgrind, path, tokens, reasons[0])
-    raise UnsupportedError(
-        f"--instructions: {reasons[0]}, and valgrind is not installed. Install valgrind (it needs no "
-        "hardware counters), or perf on a machine that lets you read them."
-    )
+    why = "perf is not installed"
+    if perf is not None:
+        why = "perf sees no instruction counter here"
+        if _counted(perf, ["sleep", "0"]) is not None:
+            return perf, valgrind, ""
+    if valgrind is None:
+        raise UnsupportedError(
+            f"--instructions: {why}, and valgrind is not installed. Install valgrind (it needs no hardware "
+            "counters), or perf on a machine that lets you read them."
+        )
+    return None, valgrind, why
 
 
 def _child(path: Path, tokens: int) -> list[str]:
-    return [sys.executable, "-m", "colibri.analysis.instructions", str(path), str(tokens)]
+    return [sys.executable, "-P", "-m", "colibri.analysis.instructions", str(path), str(tokens)]
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -76,16 +88,18 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
 
 
-def _by_counters(perf: str, path: Path, tokens: int) -> Instructions | None:
+def _counted(perf: str, command: list[str]) -> int | None:
+    done = _run([perf, "stat", "-x", ",", "-e", "instructions:u", "--", *command])
+    match = re.search(r"^(\d+),[^,]*,instructions", done.stderr, re.MULTILINE)
+    return None if match is None or done.returncode else int(match[1])
+
+
+def _by_counters(perf: str, path: Path, tokens: int) -> Instructions:
     """The difference of a run with one token and one with more, so that Python's own start does not count."""
-    counts = []
-    for n in (1, 1 + tokens):
-        command = [perf, "stat", "-x", ",", "-e", "instructions:u", "--", *_child(path, n)]
-        match = re.search(r"^(\d+),[^,]*,instructions", _run(command).stderr, re.MULTILINE)
-        if match is None:
-            return None
-        counts.append(int(match[1]))
-    per_token = (counts[1] - counts[0]) / tokens
+    first, last = (_counted(perf, _child(path, n)) for n in (1, 1 + tokens))
+    if first is None or last is None:
+        raise ColibriError("perf failed to count the instructions of decoding, which it counts elsewhere")
+    per_token = (last - first) / tokens
     return Instructions("perf", tokens, per_token, (), "user space, the loop in Python included")
 
 

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from colibri import memory
+
 _PROCESS_FIELDS = {"peak": "VmHWM", "anonymous": "RssAnon", "file": "RssFile"}
 
 
@@ -49,10 +51,9 @@ def cache_bytes() -> int | None:
 
 
 def memory_bytes() -> dict[str, int | None]:
-    """total and available memory of the machine."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", "\n".join(_lines("/proc/meminfo")), re.MULTILINE))
-    names = {"total": "MemTotal", "available": "MemAvailable"}
-    return {name: 1024 * int(found[field]) if field in found else None for name, field in names.items()}
+    """total memory of the machine, and what of it this process may still take."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", "\n".join(_lines("/proc/meminfo")), re.MULTILINE)
+    return {"total": 1024 * int(match[1]) if match else None, "available": memory.available_bytes()}
 
 
 def process_bytes() -> dict[str, int] | None:
@@ -73,14 +74,14 @@ def huge_pages() -> str | None:
 
 def describe() -> dict[str, Any]:
     """All of it; units are in the key names."""
-    memory = memory_bytes()
+    bytes = memory_bytes()
     return {
         "cpu": cpu_model(),
         "architecture": platform.machine(),
         "cpus": cpus(),
         "last_level_cache_bytes": cache_bytes(),
-        "memory_bytes": memory["total"],
-        "memory_available_bytes": memory["available"],
+        "memory_bytes": bytes["total"],
+        "memory_available_bytes": bytes["available"],
         "transparent_huge_pages": huge_pages(),
         "load_1_min": round(load(), 2),
         "system": f"{platform.system()} {platform.release()}",

@@ -5,7 +5,7 @@ Owns: the runs, and the figures as data. Refuses: tables (cli/profile.py) and dr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from colibri import _native as native
 from colibri.analysis import machine
-from colibri.analysis.runs import Loops, Timed, check_lengths, outside_matrices_ns, wait_share
-from colibri.engine import Model, load
+from colibri.analysis.runs import Loops, Timed, lengths, outside_matrices_ns, wait_share
+from colibri.arguments import Opening
+from colibri.engine import Model
 from colibri.format import read_container
 
 _WARM_UP_TOKENS = 8
@@ -40,6 +41,21 @@ class Part:
     timed: Timed
     rows: Rows
 
+    @property
+    def ns(self) -> int:
+        """Of all tokens, as the caller sees it."""
+        return round(self.timed.seconds * 1e9)
+
+    @property
+    def engine_ns(self) -> int:
+        """Of these, inside the engine: the sum of all phases."""
+        return int(self.timed.profile.phase_ns.sum())
+
+    @property
+    def outside_engine_ns(self) -> int:
+        """The rest: Python, and the choice of the next id."""
+        return max(0, self.ns - self.engine_ns)
+
     def experts(self, layer: int) -> list[Expert]:
         """Those that were chosen, slowest first."""
         ticks = self.timed.profile.expert_ticks[layer]
@@ -59,7 +75,8 @@ class Part:
             "seconds": self.timed.seconds,
             "us_per_token": self.timed.seconds / tokens * 1e6,
             "tok_per_s": tokens / self.timed.seconds,
-            "measured_ns": int(profile.phase_ns.sum()),
+            "measured_ns": self.engine_ns,
+            "outside_engine_ns": self.outside_engine_ns,
             "outside_matrices_us_per_token": outside_matrices_ns(profile) / tokens / 1e3,
             "barrier_wait_share": wait_share(profile),
             "phases": {
@@ -91,6 +108,8 @@ class Report:
     n_layers: int
     n_experts: int  # the largest of all layers
     parts: tuple[Part, Part]  # prefill, decode
+    residency: str
+    pin: bool
     machine: dict[str, Any]
 
     def data(self) -> dict[str, Any]:
@@ -101,24 +120,18 @@ class Report:
             "model": {"path": str(self.path), "n_layers": self.n_layers, "n_experts": self.n_experts},
             "threads": self.threads,
             "isa": self.isa,
+            "residency": self.residency,
+            "pin": self.pin,
             **{part.name: part.data() for part in self.parts},
         }
 
 
-def profile(
-    path: Path,
-    *,
-    n_prompt: int,
-    n_decode: int,
-    threads: int | None = None,
-    residency: str = "mapped",
-    pin: bool = False,
-) -> Report:
-    """Evaluates a prompt of random ids and decodes after it, once as a warm-up and once measured. threads,
-    residency and pin are load()'s."""
-    check_lengths(read_container(path).config, n_prompt, n_decode)
-    context = n_prompt + n_decode
-    with load(path, threads=threads, context=context, residency=residency, pin=pin) as model:
+def profile(path: Path, opening: Opening, n_prompt: int | None = None, n_decode: int | None = None) -> Report:
+    """Evaluates a prompt of random ids and decodes after it, once as a warm-up and once measured. Without
+    numbers 64 and 64 tokens, or less where the model has fewer positions; opening's context is ignored."""
+    limit = read_container(path).config["context_length"]
+    n_prompt, n_decode = lengths(limit, n_prompt, n_decode, default_prompt=64, default_decode=64)
+    with Model(path, replace(opening, context=n_prompt + n_decode)) as model:
         described = machine.describe()
         loops = Loops(model, n_prompt, n_decode)
         loops.prefill()
@@ -133,6 +146,8 @@ def profile(
             model.config["n_layers"],
             max(model.config["n_experts"]),
             (Part("prefill", prefill, rows[0]), Part("decode", decode, rows[1])),
+            opening.residency,
+            opening.pin,
             described,
         )
 

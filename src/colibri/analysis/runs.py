@@ -16,9 +16,8 @@ import numpy as np
 
 from colibri import _native as native
 from colibri._native import Ids
-from colibri.config import Config
 from colibri.engine import Model
-from colibri.errors import ArgumentError, ColibriError, ContextFullError
+from colibri.errors import ArgumentError, ColibriError
 from colibri.profiling import Profile, measure
 
 MATRIX_PHASES = ("qkv", "attn_out", "gate_up", "down", "output")  # the rest is not reading weights
@@ -33,17 +32,22 @@ class Timed:
     profile: Profile
 
 
-def check_lengths(config: Config, n_prompt: int, n_decode: int) -> None:
-    """Both at least 1, and together what the model was trained for."""
+def lengths(
+    limit: int, n_prompt: int | None, n_decode: int | None, *, default_prompt: int, default_decode: int
+) -> tuple[int, int]:
+    """Tokens of prompt and of decoding, both at least 1, together at most limit: the positions that the model
+    was trained for. None takes the default, or less where that is too much for the model."""
     for name, value in (("prompt", n_prompt), ("decode", n_decode)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ArgumentError(f"{name}: expected at least 1 token, found {value}")
-    total, limit = n_prompt + n_decode, config["context_length"]
-    if total > limit:
-        raise ContextFullError(
-            f"{n_prompt} prompt and {n_decode} decoded tokens are {total}, but the model was trained for "
-            f"{limit} positions: choose fewer"
+    decode = n_decode or max(1, min(default_decode, limit // 2, limit - (n_prompt or 1)))
+    prompt = n_prompt or max(1, min(default_prompt, limit - decode))
+    if prompt + decode > limit:
+        raise ArgumentError(
+            f"prompt: {prompt} tokens and {decode} decoded are {prompt + decode}, but the model was trained "
+            f"for {limit} positions: choose fewer"
         )
+    return prompt, decode
 
 
 class Loops:

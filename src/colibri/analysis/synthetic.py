@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.analysis.shapes import END_OF_TEXT, SHAPES, Shape, config_json, tokenizer_json
-from colibri.cache import cache_directory
+from colibri.cache import cache_directory, making
 from colibri.convert.keys import Keys
 from colibri.convert.registry import family_of
 from colibri.entries import Entry, WeightTypes
-from colibri.errors import ArgumentError, ModelIOError
+from colibri.errors import ArgumentError
 from colibri.format import Progress, Writer, is_container, read_container
 from colibri.quantize import PANEL_ROWS, pack, panel_bytes
 
@@ -47,7 +47,7 @@ def cached(
     notify: Callable[[str], object] | None = None,
 ) -> Path:
     """The file of a shape in the cache, written the first time. Removing it is safe."""
-    shape = _shape(name)
+    shape = shape_of(name)
     text = f"{WRITER_VERSION}\0{shape}\0{types}\0{seed}"
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     directory = cache_directory()
@@ -59,16 +59,10 @@ def cached(
             return target
         except Exception:  # damaged: made anew, like a converted file
             pass
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ModelIOError(
-            f"Cannot create the cache {directory}: {error.strerror}. Set COLIBRI_CACHE to a directory that "
-            "can be written."
-        ) from error
-    if notify is not None:
-        notify(f"Writing {name} ({types}, random weights) once; kept as {target}")
-    write(name, target, types, seed=seed, progress=progress)
+    with making(directory):
+        if notify is not None:
+            notify(f"Writing {name} ({types}, random weights) once; kept as {target}")
+        write(name, target, types, seed=seed, progress=progress)
     return target
 
 
@@ -83,7 +77,7 @@ def write(
 ) -> int:
     """Writes one model; bytes of the file. shape: None is the one that has this name. progress(done bytes,
     total bytes, entry name)."""
-    shape = _shape(name) if shape is None else shape
+    shape = shape_of(name) if shape is None else shape
     keys = Keys(config_json(shape), Path(name) / "config.json")
     decoder = family_of(keys).read_config(keys)
     config = decoder.config | {"n_vocab_used": shape.n_vocab}
@@ -101,7 +95,8 @@ def write(
     return writer.bytes
 
 
-def _shape(name: str) -> Shape:
+def shape_of(name: str) -> Shape:
+    """The shape of that name."""
     if name not in SHAPES:
         raise ArgumentError(f"synthetic: expected one of {', '.join(SHAPES)}, found {name!r}")
     return SHAPES[name]

@@ -6,9 +6,11 @@ Refuses: medians and tables.
 
 from __future__ import annotations
 
-import errno
+import ctypes
 import json
+import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,12 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colibri.analysis.bandwidth import Probe, Reading
-from colibri.errors import ColibriError
+import numpy as np
 
-_PAGE = 4096
-_SAMPLES = 512  # pages looked at to see how much of a file is cached
+from colibri import errors
+from colibri.analysis.bandwidth import Probe, Reading
+from colibri.errors import ColibriError, ModelFileError, ModelIOError
+
 _DROPS = 5  # a page that another processor has just used is skipped: the system is asked again
+_GOODBYE = 5  # seconds for a process that is told to end
 _PAUSE = 0.2  # seconds before a turn: what ran before has gone to sleep then
 
 
@@ -37,6 +41,7 @@ class Settings:
     residency: str = "mapped"
     pin: bool = False
     peak_type: str = "q8"  # weight type whose kernels' peak prefill is compared with
+    identity: tuple[int, ...] = ()  # identity() of the file when the benchmark began; (): not compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +92,60 @@ class _Worker:
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
-            raise ColibriError(f"the measuring process ended with status {status}; its words are above")
+            reason = "its words are above"
+            if status == -signal.SIGKILL:
+                reason = "the system killed it, as it does when memory runs out"
+            raise ColibriError(f"the measuring process ended with status {status}: {reason}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise ColibriError(answer["error"])
+            raise getattr(errors, answer["kind"], ColibriError)(answer["error"])
         return answer
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    """Changes when the file is replaced or written: device, inode, size, time."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelIOError(f"Cannot read {path}: {error.strerror or error}.") from error
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _check_same(settings: Settings) -> None:
+    if settings.identity and identity(settings.model) != settings.identity:
+        raise ModelFileError(
+            f"{settings.model} was replaced or changed during the measurement, so that figures would be "
+            "those of two models. Measure again when it stays as it is."
+        )
 
 
 @contextmanager
 def _worker(settings: Settings, threads: int, seed: int) -> Iterator[_Worker]:
+    _check_same(settings)
     wanted = {
         "model": str(settings.model),
         "threads": threads,
         "prompt": settings.n_prompt,
         "decode": settings.n_decode,
         "residency": settings.residency,
-        "pin": settings.pin,
+        "pin": settings.pin and threads > 1,
         "peak_type": settings.peak_type,
         "seed": seed,
     }
-    command = [sys.executable, "-m", "colibri.analysis.worker", json.dumps(wanted)]
+    # -P: the current directory is the user's, no place to import from.
+    command = [sys.executable, "-P", "-m", "colibri.analysis.worker", json.dumps(wanted)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield _Worker(process)
         process.communicate()
+        _check_same(settings)
     finally:
-        process.kill()
-        process.wait()
+        process.terminate()  # it removes its temporary files; only one that does not listen is killed
+        try:
+            process.wait(_GOODBYE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -168,28 +200,32 @@ def drop(path: Path) -> float | None:
     does not tell. Pages that any process has mapped stay."""
     with path.open("rb") as file:
         os.fsync(file.fileno())  # pages that wait to be written would stay
-        share = _cached_share(file.fileno(), os.fstat(file.fileno()).st_size)
+        share = cached_share(file.fileno())
         for _ in range(_DROPS):
             if not share or not hasattr(os, "posix_fadvise"):
                 break
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            share = _cached_share(file.fileno(), os.fstat(file.fileno()).st_size)
+            share = cached_share(file.fileno())
             time.sleep(_PAUSE if share else 0)
         return share
 
 
-def _cached_share(file: int, size: int) -> float | None:
-    """Of pages spread over the file: a read that may not wait succeeds only if its page is cached."""
-    if not hasattr(os, "RWF_NOWAIT"):
+def cached_share(file: int) -> float | None:
+    """Of all pages of an open file, by mincore(2), which touches none of them: reading a page to see whether
+    it is there makes the system read those behind it. None: not told, as for a file of another user."""
+    status = os.fstat(file)
+    if not status.st_size or not (
+        status.st_uid == os.geteuid() or os.access(f"/proc/self/fd/{file}", os.W_OK)
+    ):
         return None
-    pages = range(0, max(1, size // _PAGE), max(1, size // _PAGE // _SAMPLES))
-    cached = 0
-    buffer = bytearray(1)
-    for page in pages:
-        try:
-            cached += os.preadv(file, [buffer], page * _PAGE, os.RWF_NOWAIT) == 1
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                continue
-            return None  # this file system cannot tell
-    return cached / len(pages)
+    try:
+        ask = ctypes.CDLL(None, use_errno=True).mincore
+    except AttributeError:
+        return None
+    with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as mapped:
+        pages = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+        view = np.frombuffer(mapped, np.uint8)
+        address, size = ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(mapped))
+        failed = ask(address, size, ctypes.c_void_p(pages.ctypes.data))
+        del view  # the mapping ends only without it
+    return None if failed else float((pages & 1).mean())

@@ -3,7 +3,7 @@
 Owns: the order of what is measured. SETTINGS is a JSON object {"model", "threads", "prompt", "decode",
 "residency", "pin", "seed"}; the process opens the model, evaluates a short prompt, answers, and then serves
 the lines "prefill", "decode", "phases" and "peak" of stdin until it ends. Answers are JSON lines on stdout; a
-failure is {"error"}.
+failure is {"error", "kind"}, kind a name of errors.py.
 Refuses: probes of memory, which would count as this process's own.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from colibri.analysis import machine, peak
 from colibri.analysis.runs import Loops, outside_matrices_ns, phases_ns, wait_share
 from colibri.engine import Model, load
 from colibri.errors import ColibriError
+from colibri.memory import refusal
 from colibri.profiling import measure
 
 SHORT_PROMPT = 4  # ids of the first evaluation
@@ -83,7 +85,9 @@ def _phases(loops: Loops) -> dict[str, Any]:
 
 
 def main() -> None:
-    """What libraries print goes to stderr: stdout is for answers."""
+    """What libraries print goes to stderr: stdout is for answers. Signals leave through every `with`."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda caught, _frame: sys.exit(128 + caught))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
 
@@ -93,8 +97,11 @@ def main() -> None:
 
         try:
             _serve(json.loads(sys.argv[1]), answer)
-        except ColibriError as error:
-            answer({"error": str(error)})
+        except (ColibriError, MemoryError, RuntimeError) as error:
+            told = error if isinstance(error, ColibriError) else refusal(error)
+            if told is None:
+                raise
+            answer({"error": str(told), "kind": type(told).__name__})
         except (KeyboardInterrupt, BrokenPipeError):
             os._exit(130)  # the parent is ending too; nothing is left to say
 

@@ -1,15 +1,18 @@
 """The `colibri` command. Results go to stdout, everything else to stderr.
 
 Owns: the list of commands, and how a failure ends: one message on stderr and status 1; 2 for a wrong
-argument; 130 after Ctrl-C. Refuses: work of its own; each command has a module, which imports the engine only
-when it runs."""
+argument; 130 after Ctrl-C; 143 and 129 after SIGTERM and SIGHUP, which clean up like Ctrl-C. Refuses: work of
+its own; each command has a module, which imports the engine only when it runs."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +20,7 @@ from colibri.cli.bench import bench_model
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.inspect import inspect_model
 from colibri.cli.profile import profile_model
+from colibri.cli.report import for_command_line
 from colibri.cli.run import run_model
 from colibri.errors import ArgumentError, ColibriError
 
@@ -66,19 +70,56 @@ def _open_streams() -> None:
         sys.exit(1)
 
 
+@contextmanager
+def _signals_end_politely() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave through every `with` and `finally`, as sys.exit does: temporary files and
+    child processes end with the command. What is ignored (nohup) stays so."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, lambda caught, _frame: sys.exit(128 + caught))
+    try:
+        yield
+    finally:
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
+
+
+def _fail(error: ColibriError, words: Sequence[str]) -> None:
+    print(f"colibri: {for_command_line(str(error), _options_of(words))}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, ArgumentError) else 1)
+
+
+def _options_of(words: Sequence[str]) -> dict[str, str]:
+    """The options of the command that runs, by the names of their parameters."""
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
+    command = next((commands[word] for word in words if word in commands), None)
+    parameters = [] if command is None else command.params
+    return {one.name: one.opts[0] for one in parameters if one.param_type_name == "option"}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command; leaves with sys.exit."""
     _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows a mark, not an error
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments, prog_name="colibri")
+        with _signals_end_politely():
+            app(arguments, prog_name="colibri")
     except ColibriError as error:
-        print(f"colibri: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ArgumentError) else 1)
+        _fail(error, words)
     except OSError as error:  # a file that no module of ours opened, such as a terminal that went away
         print(f"colibri: {error.strerror or error}", file=sys.stderr)
         sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        from colibri.memory import refusal
+
+        told = refusal(error)
+        if told is None:
+            raise
+        _fail(told, words)
     except KeyboardInterrupt:
         sys.exit(130)

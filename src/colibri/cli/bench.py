@@ -20,6 +20,7 @@ from colibri.cli.report import (
     PinThreads,
     ResidencyKind,
     bytes_text,
+    counted,
     note,
     print_tables,
     progress_bar,
@@ -30,7 +31,7 @@ from colibri.cli.report import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from colibri.analysis.bench import Report
+    from colibri.analysis.bench import Plan, Report
 
 _Row = tuple[str, Callable[[dict[str, Any]], str]]
 
@@ -48,8 +49,13 @@ def bench_model(
             "qwen3-moe-1b, mixtral-tiny.",
         ),
     ] = None,
-    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
-    decode: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 64,
+    prompt: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the prompt; none: 512, or what the model has positions for."),
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(help="Tokens decoded after it; none: 64, or half of the positions.")
+    ] = None,
     threads: Annotated[
         str | None,
         typer.Option(
@@ -76,25 +82,16 @@ def bench_model(
     """Measure prefill, decode, start and memory; every turn is a fresh process."""
     from colibri.analysis import bench, machine
 
-    counts = _thread_counts(threads)
+    plan = bench.Plan(prompt, decode, _thread_counts(threads), repeat, residency, pin)
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
-    path = _model_file(model, synthetic, types)
+    path = _model_file(model, synthetic, types, plan)
     if machine.is_busy():
         note(
             f"note: the machine is not quiet: load {machine.load():.1f} on {machine.cpus()} processors. Take "
             "the figures as a trial only."
         )
     with step_bar("measuring") as progress:
-        report = bench.bench(
-            path,
-            n_prompt=prompt,
-            n_decode=decode,
-            threads=counts,
-            repeats=repeat,
-            residency=residency,
-            pin=pin,
-            progress=progress,
-        )
+        report = bench.bench(path, plan, progress)
     if as_json:
         print(json.dumps(report.data(), indent=1, ensure_ascii=False))
         return
@@ -111,7 +108,7 @@ def _thread_counts(text: str | None) -> list[int] | None:
     return [int(word) for word in words]
 
 
-def _model_file(model: str | None, synthetic: str | None, types: dict[str, str | None]) -> Path:
+def _model_file(model: str | None, synthetic: str | None, types: dict[str, str | None], plan: Plan) -> Path:
     if synthetic is None:
         if model is None:
             raise typer.BadParameter("nothing to measure: give a MODEL, or a size with --synthetic NAME")
@@ -120,11 +117,11 @@ def _model_file(model: str | None, synthetic: str | None, types: dict[str, str |
         raise typer.BadParameter(
             f"--synthetic {synthetic} and MODEL {model} are two models: give one of them"
         )
-    from colibri.analysis.synthetic import cached
+    from colibri.analysis.synthetic import cached, shape_of
     from colibri.entries import weight_types
 
-    others = {option: value for option, value in types.items() if option != "type"}
-    chosen = weight_types(types["type"] or "q8", **others)
+    plan.lengths(shape_of(synthetic).context_length)
+    chosen = weight_types(**types)
     with progress_bar(f"writing {synthetic}") as progress:
         return cached(synthetic, chosen, progress=progress, notify=note)
 
@@ -170,8 +167,7 @@ def _table(report: Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=f"{report.model.path.name}, {bytes_text(report.model.bytes)}")
     table.add_column(f"prompt {data['prompt_tokens']}, decode {data['decode_tokens']}")
     for cell in data["cells"]:
-        plural = "thread" if cell["threads"] == 1 else "threads"
-        table.add_column(f"{cell['threads']} {plural}, {cell['isa']}", justify="right")
+        table.add_column(f"{counted(cell['threads'], 'thread')}, {cell['isa']}", justify="right")
     for name, text in _ROWS:
         table.add_row(name, *(text(cell) for cell in data["cells"]))
     return table
@@ -186,16 +182,34 @@ def _remarks(report: Report) -> list[str]:
     else:
         times = cold["start_ms"]
         start = (
-            f"cold start, {cold['threads']} threads: open to first token "
+            f"cold start, {counted(cold['threads'], 'thread')}: open to first token "
             f"{times['open_to_first_token']:.1f} ms, with interpreter and imports "
             f"{times['process_to_first_token']:.1f} ms"
         )
     lines = [
-        f"medians of {report.repeats} turns (smallest - largest); {machine['cpu']}, {machine['cpus']} "
-        "processors",
+        f"medians of {counted(report.repeats, 'turn')} (smallest - largest); GB and GOP are 1e9; "
+        f"{machine['cpu']}, {counted(machine['cpus'], 'processor')}",
         start,
         f"reading: {data['read_probe']['method']}; buffer {bytes_text(report.probe_buffer_bytes)}",
     ]
     if not all(cell["read_probe_is_memory_bound"] for cell in data["cells"]):
         lines.append("the probe was not limited by memory: take the share reached as an upper bound")
+    return lines + _doubts(data["cells"], machine)
+
+
+def _doubts(cells: list[dict[str, Any]], machine: dict[str, Any]) -> list[str]:
+    """Why shares of a turn may pass 100 %, or mean less than they seem to."""
+    lines = []
+    token, cache = cells[0]["decode_bytes_per_token"], machine["last_level_cache_bytes"]
+    if cache is not None and token <= cache:
+        lines.append(
+            f"what a token reads ({bytes_text(round(token))}) fits into the last-level cache "
+            f"({bytes_text(cache)}): the share of reading may pass 100 %, and says little about memory"
+        )
+    most = max(cell["threads"] for cell in cells)
+    if most > machine["cpus"]:
+        lines.append(
+            f"{counted(most, 'thread')} on {counted(machine['cpus'], 'processor')} wait for each other: "
+            "rates and shares of that many are not the machine's"
+        )
     return lines

@@ -32,7 +32,10 @@ def convert_checkpoint(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The .colibri file to write.", show_default=False)
     ],
-    type: Annotated[str, typer.Option(metavar="TYPE", help="Weight type: f32, bf16, q8 or q4.")] = "q8",
+    type: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="Weight type: f32, bf16, q8 (default) or q4.", show_default=False),
+    ] = None,
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,

@@ -1,6 +1,6 @@
 """`colibri profile`: where a model's time goes, by phase, layer and expert.
 
-Owns: options, tables, JSON, writing the chart. Refuses: measuring and drawing (colibri.analysis).
+Owns: options, tables, JSON. Refuses: measuring, drawing and writing the chart (colibri.analysis).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colibri.cli.report import PinThreads, ResidencyKind, note, print_tables, resolve_model
-from colibri.errors import ModelIOError
+from colibri.cli.report import PinThreads, ResidencyKind, counted, note, print_tables, resolve_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,15 +30,21 @@ def profile_model(
             metavar="MODEL", help='A .colibri file, a Hugging Face directory, or "demo".', show_default=False
         ),
     ],
-    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 64,
-    decode: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 64,
+    prompt: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the prompt; none: 64, or what the model has positions for."),
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(help="Tokens decoded after it; none: 64, or half of the positions.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="1 to 256; none: the number that the engine chooses.")
     ] = None,
     residency: ResidencyKind = "mapped",
     pin: PinThreads = False,
     chart: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Also draw the times into this file.")
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Also draw the times into this file; an SVG is replaced."),
     ] = None,
     instructions: Annotated[
         bool,
@@ -51,37 +56,31 @@ def profile_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure time by phase, layer and expert, in prefill and in decode."""
-    from colibri.analysis import phases
+    from colibri.analysis import chart as charts
+    from colibri.analysis import instructions as counter
+    from colibri.analysis import phases, runs
+    from colibri.arguments import Opening
 
-    path = resolve_model(model, {})
-    report = phases.profile(
-        path, n_prompt=prompt, n_decode=decode, threads=threads, residency=residency, pin=pin
-    )
+    # Everything that can be wrong is told before the first measurement.
+    opening = Opening(threads=threads, residency=residency, pin=pin)
+    runs.lengths(1 << 30, prompt, decode, default_prompt=1, default_decode=1)
     if chart is not None:
-        _draw(report, chart)
-    counted = _count(path, decode) if instructions else None
+        charts.check_file(chart)
+    if instructions:
+        counter.tools()
+    path = resolve_model(model, {})
+    report = phases.profile(path, opening, prompt, decode)
+    tokens = min(report.parts[1].timed.tokens, 8)
     if as_json:
-        data = report.data() | ({} if counted is None else {"instructions": counted.data()})
-        print(json.dumps(data, indent=1, ensure_ascii=False))
-        return
-    tables = [_phase_table(report), *map(_layer_table, report.parts)]
-    print_tables(*tables, *([] if counted is None else [_instruction_table(counted)]))
-
-
-def _draw(report: Report, file: Path) -> None:
-    from colibri.analysis.chart import svg
-
-    try:
-        file.write_text(svg(report), encoding="utf-8")
-    except OSError as error:
-        raise ModelIOError(f"Cannot write {file}: {error.strerror or error}.") from error
-    note(f"{file}: written")
-
-
-def _count(path: Path, decode: int) -> Instructions:
-    from colibri.analysis import instructions
-
-    return instructions.count(path, min(decode, 8))
+        more = {"instructions": counter.count(path, tokens).data()} if instructions else {}
+        print(json.dumps(report.data() | more, indent=1, ensure_ascii=False))
+    else:
+        print_tables(_phase_table(report), *map(_layer_table, report.parts))
+    if chart is not None:
+        charts.draw(report, chart)
+        note(f"{chart}: written")
+    if instructions and not as_json:
+        print_tables(_instruction_table(counter.count(path, tokens)))
 
 
 def _table(title: str) -> Table:
@@ -93,7 +92,8 @@ def _table(title: str) -> Table:
 
 def _phase_table(report: Report) -> Table:
     """Microseconds a token, share and waiting of each phase, prefill beside decode."""
-    table = _table(f"{report.path.name}, {report.threads} threads, {report.isa}: time by phase, us per token")
+    threads = counted(report.threads, "thread")
+    table = _table(f"{report.path.name}, {threads}, {report.isa}: time by phase, us per token")
     table.add_column("phase")
     for part in report.parts:
         for name in (f"{part.name} {part.timed.tokens}", "share", "of it waiting"):
@@ -103,23 +103,23 @@ def _phase_table(report: Report) -> Table:
         for part in report.parts:
             profile = part.timed.profile
             ns, waited = int(profile.phase_ns[:, at].sum()), int(profile.wait_ns[:, at].sum())
-            cells += _cells(ns, waited, int(profile.phase_ns.sum()), part)
+            cells += _cells(ns, waited, part)
         table.add_row(phase, *cells)
+    outside = [cell for part in report.parts for cell in (*_cells(part.outside_engine_ns, 0, part)[:2], "")]
+    table.add_row("outside the engine", *outside)
     table.add_section()
     cells = []
     for part in report.parts:
-        profile = part.timed.profile
-        total = int(profile.phase_ns.sum())
-        cells += _cells(total, int(profile.wait_ns.sum()), total, part)
+        cells += _cells(part.ns, int(part.timed.profile.wait_ns.sum()), part)
     table.add_row("all", *cells)
     table.add_row("tok/s", *_first_of_three(f"{p.timed.tokens / p.timed.seconds:.1f}" for p in report.parts))
-    outside = (f"{p.data()['outside_matrices_us_per_token']:.1f}" for p in report.parts)
-    table.add_row("outside matrices", *_first_of_three(outside))
+    texts = (f"{p.data()['outside_matrices_us_per_token']:.1f}" for p in report.parts)
+    table.add_row("in the engine, outside matrices", *_first_of_three(texts))
     return table
 
 
-def _cells(ns: int, waited: int, total: int, part: Part) -> list[str]:
-    return [f"{ns / part.timed.tokens / 1e3:.1f}", _share(ns, total), _share(waited, ns)]
+def _cells(ns: int, waited: int, part: Part) -> list[str]:
+    return [f"{ns / part.timed.tokens / 1e3:.1f}", _share(ns, part.ns), _share(waited, ns)]
 
 
 def _first_of_three(texts: Iterable[str]) -> list[str]:
@@ -133,7 +133,8 @@ def _share(a: int, b: int) -> str:
 def _layer_table(part: Part) -> Table:
     """Layers with their most expensive experts."""
     profile, tokens = part.timed.profile, part.timed.tokens
-    table = _table(f"{part.name}: time by layer, us per token; experts: share of the layer's ticks (rows)")
+    experts = "; experts: share of the layer's ticks (rows)" if profile.expert_ticks.size else ""
+    table = _table(f"{part.name}: time by layer, us per token{experts}")
     for name in ("layer", "time", "share", "of it waiting", "largest phase"):
         table.add_column(name, justify="right" if name != "largest phase" else "left")
     if profile.expert_ticks.size:
@@ -161,12 +162,14 @@ def _experts(part: Part, layer: int) -> list[str]:
     ]
 
 
-def _instruction_table(counted: Instructions) -> Table:
-    table = _table(f"instructions of a decoded token, by {counted.tool}: {counted.note}")
+def _instruction_table(found: Instructions) -> Table:
+    table = _table(f"instructions of a decoded token, by {found.tool}: {found.note}")
     table.add_column("function")
     table.add_column("instructions", justify="right")
     table.add_column("share", justify="right")
-    for name, own in counted.functions:
-        table.add_row(name, f"{own:,.0f}", f"{own / counted.per_token:.1%}" if counted.per_token else "-")
-    table.add_row("all", f"{counted.per_token:,.0f}", "")
+    for name, own in found.functions:
+        table.add_row(name, f"{own:,.0f}", f"{own / found.per_token:.1%}" if found.per_token else "-")
+    if found.functions and found.per_token:
+        table.add_row("others", f"{found.others:,.0f}", f"{found.others / found.per_token:.1%}")
+    table.add_row("all", f"{found.per_token:,.0f}", "100.0%")
     return table

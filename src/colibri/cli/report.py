@@ -5,13 +5,17 @@ Owns: notes, sizes as text, the progress bar, resolving MODEL. Refuses: stdout, 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Progress = Callable[[int, int, str], object]  # done bytes, total bytes, name of the entry
 
@@ -37,11 +41,37 @@ ResidencyKind = Annotated[
         metavar="KIND", help="mapped: weights in the page cache; resident: a private copy in huge pages."
     ),
 ]
-PinThreads = Annotated[bool, typer.Option("--pin", help="Keep each thread on a physical core.")]
+PinThreads = Annotated[
+    bool, typer.Option("--pin", help="Keep each thread but the first on a physical core of its own.")
+]
 
 
 def note(text: str, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 turn", "2 turns" """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def for_command_line(text: str, options: Mapping[str, str]) -> str:
+    """An error's text with options in the place of Python's parameters: "threads: expected" and "pin=True"
+    become "--threads: expected" and "--pin". options: those of the command, by parameter."""
+
+    def first(match: re.Match[str]) -> str:
+        return options.get(match[0], match[0])
+
+    def assigned(match: re.Match[str]) -> str:
+        name, value = options.get(match[1]), match[2].strip("'\"")
+        if name is None:
+            return match[0]
+        if value in ("True", "False"):
+            return name if value == "True" else name.replace("--", "--no-", 1)
+        return f"{name} {value}"
+
+    text = re.sub(r"^[a-z_]+(?=:| has no effect)", first, text)
+    return re.sub(r"\b([a-z_]+)=('[^']*'|[\w.-]+)", assigned, text)
 
 
 def bytes_text(count: int) -> str:
@@ -102,15 +132,20 @@ def step_bar(what: str) -> Iterator[Progress]:
         yield update
 
 
-def print_tables(*tables: object) -> None:
+def print_tables(*tables: Table) -> None:
     """Tables of rich on stdout, as wide as they need where there is no terminal."""
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, emoji=False, width=200)
+    terminal = Console(markup=False, highlight=False, emoji=False)
     for table in tables:
-        console.print(table)
+        for column in table.columns:
+            # No figure and no word is ever cut, whatever that costs in width.
+            whole = column.justify == "right"
+            texts = (piece for cell in column.cells for piece in ([cell] if whole else str(cell).split()))
+            column.min_width = max(map(len, map(str, texts)), default=0)
+        width = terminal.width if terminal.is_terminal else 200
+        width = max(width, terminal.measure(table, options=terminal.options.update(max_width=1000)).minimum)
+        Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
 def resolve_model(model: str, types: Mapping[str, str | None]) -> Path:

@@ -18,6 +18,8 @@ from colibri.cli.report import (
     DenseType,
     ExpertsType,
     OutputType,
+    PinThreads,
+    ResidencyKind,
     bytes_text,
     note,
     progress_bar,
@@ -83,21 +85,17 @@ def run_model(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
-    residency: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND", help="mapped: weights in the page cache; resident: a private copy in huge pages."
-        ),
-    ] = "mapped",
+    residency: ResidencyKind = "mapped",
     prefetch: Annotated[
         bool, typer.Option(help="Read mapped weights ahead, while the model is in use already.")
     ] = True,
-    pin: Annotated[bool, typer.Option("--pin", help="Keep each thread on a physical core.")] = False,
+    pin: PinThreads = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Show speed and memory on stderr afterwards.")
     ] = False,
 ) -> None:
     """Continue a prompt with a model, or hold a conversation (--chat)."""
+    from colibri.arguments import Opening
     from colibri.engine import load
     from colibri.sampling import Sampling
 
@@ -117,16 +115,22 @@ def run_model(
         "seed": seed,
         "stop": stop or None,
     }
-    Sampling(**options)  # wrong values are told before a model is loaded
+    opening: dict[str, Any] = {
+        "threads": threads,
+        "context": context,
+        "residency": residency,
+        "prefetch": prefetch,
+        "pin": pin,
+    }
+    Sampling(**options)  # wrong values are told before a model is converted or loaded
+    Opening(**opening)
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
     if not chat:
         prompt = _prompt(prompt)
     file = resolve_model(model, types)
     with progress_bar(f"reading {file.name}") as bar:
-        opened = load(
-            file, threads=threads, context=context, residency=residency, prefetch=prefetch, pin=pin,
-            progress=None if residency == "mapped" else lambda done, total: bar(done, total, ""),
-        )  # fmt: skip
+        follow = None if residency == "mapped" else lambda done, total: bar(done, total, "")
+        opened = load(file, progress=follow, **opening)
     with opened:
         if chat:
             _converse(opened, prompt, system, options, stats)

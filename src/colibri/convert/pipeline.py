@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from colibri.convert.keys import Keys
 from colibri.convert.registry import family_of
 from colibri.convert.tensors import resolve
 from colibri.entries import Entry, bytes_by_class, weight_types
-from colibri.errors import ConversionError, ModelIOError
+from colibri.errors import ArgumentError, ConversionError, ModelIOError
 from colibri.format import Writer, is_container
 from colibri.quantize import block_rows, pack
 
@@ -62,7 +62,7 @@ class ConversionReport:
 def convert(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    type: str = "q8",
+    type: str | None = None,
     *,
     experts: str | None = None,
     dense: str | None = None,
@@ -71,7 +71,7 @@ def convert(
     overwrite: bool = True,
     require_tokenizer: bool = True,
 ) -> ConversionReport:
-    """Converts a Hugging Face directory to f32, bf16, q8 or q4.
+    """Converts a Hugging Face directory to f32, bf16, q8 (the default) or q4.
 
     experts, dense, output: another type than `type` for routed experts; for attention, shared experts and
     dense feed-forward; for embedding and output head. Routers and vectors stay f32.
@@ -91,6 +91,10 @@ def convert(
     decoder = family.read_config(keys)
     keys.finish()
     config = decoder.config
+    if not any(config.get("n_experts", ())):
+        if experts is not None:
+            raise ArgumentError(f"experts={experts!r} has no effect: {source} has no experts")
+        types = replace(types, experts="")
     parts = embedded.read_embedded(
         checkpoint, config["n_vocab"], family.BOS_DEFAULT, family.EOS_DEFAULT, require_tokenizer
     )

@@ -1,0 +1,73 @@
+"""How much memory this process may still take, and what refusals of the system mean.
+
+Owns: the least of what the machine has and what its control group (a container's limit) leaves, as
+colibri_init asks again; its limit of addresses (ulimit -v). Refuses: taking memory.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from colibri.errors import ColibriError, MemoryPlanError, ModelIOError
+
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int | None:
+    """None where the system does not tell."""
+    return min(_limits(), default=None)
+
+
+def address_bytes() -> int | None:
+    """What `ulimit -v` leaves; None without such a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = _number(_PROC / "self" / "status", r"^VmSize:\s+(\d+)")
+    return None if limit == resource.RLIM_INFINITY or used is None else max(0, limit - 1024 * used)
+
+
+def refusal(error: BaseException) -> ColibriError | None:
+    """The sentence for what numpy and Python raise where a limit stops them; None for any other error."""
+    if isinstance(error, MemoryError):
+        return MemoryPlanError(
+            f"the system refused memory ({str(error) or 'no size is told'}): a limit (ulimit -v, a "
+            "container's) or the machine's memory is too small for this"
+        )
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return ModelIOError("the system refused a thread: raise its limit (ulimit -u, ulimit -v)")
+    return None
+
+
+def _limits() -> Iterator[int]:
+    machine = _number(_PROC / "meminfo", r"^MemAvailable:\s+(\d+)")
+    if machine is not None:
+        yield 1024 * machine
+    # Version 2 of control groups, then version 1. Page cache is charged to the group, but given back.
+    yield from _group(r"^0::(.*)$", _GROUPS, "memory.max", "memory.current", "file")
+    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "cache")
+    yield from _group(r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:(.*)$", _GROUPS / "memory", *v1)
+
+
+def _group(line: str, mount: Path, limit: str, use: str, cache: str) -> Iterator[int]:
+    match = re.search(line, _text(_PROC / "self" / "cgroup"), re.MULTILINE)
+    below = mount / match[1].lstrip("/") if match else mount
+    for directory in (below, mount):  # inside a name space the group is the mount itself
+        most, held = _number(directory / limit, r"(\d+)"), _number(directory / use, r"(\d+)")
+        if most is not None and held is not None:
+            cached = _number(directory / "memory.stat", rf"^{cache} (\d+)") or 0
+            yield max(0, most - max(0, held - cached))
+            return
+
+
+def _number(path: Path, pattern: str) -> int | None:
+    match = re.search(pattern, _text(path), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
