@@ -122,13 +122,21 @@ def summary(scores: list[Score]) -> Figures:
 
 
 def evaluate(args: argparse.Namespace, work: Path) -> dict[str, list[Score]]:
-    """Scores of every weight type. All models are open at once and read the same window in turn."""
-    models: dict[str, colibri.Model] = {}
+    """Scores of every weight type."""
+    files: dict[str, Path] = {}
     for name in ("f32", *args.types):
-        file = convert(args.checkpoint, work / f"{name}.colibri", name).path
-        models[name] = colibri.load(file, threads=args.threads, context=args.context)
-        print(f"{name:5} {file.stat().st_size / 2**20:9.1f} MiB", flush=True)
-    reference = models.pop("f32")
+        files[name] = convert(args.checkpoint, work / f"{name}.colibri", name).path
+        print(f"{name:5} {files[name].stat().st_size / 2**20:9.1f} MiB", flush=True)
+    return compare(files.pop("f32"), files, args)
+
+
+def compare(expected: Path, files: dict[str, Path], args: argparse.Namespace) -> dict[str, list[Score]]:
+    """Scores of every file beside the expected one. All models are open at once and read the same window in
+    turn."""
+    reference = colibri.load(expected, threads=args.threads, context=args.context)
+    models = {
+        name: colibri.load(file, threads=args.threads, context=args.context) for name, file in files.items()
+    }
     prefix = reference.tokenizer.encode(args.prefix, special=True)
     windows = list(cut(reference, read_documents(args.text), prefix))
     if args.windows is not None and args.windows < len(windows):
@@ -136,9 +144,9 @@ def evaluate(args: argparse.Namespace, work: Path) -> dict[str, list[Score]]:
     print(f"{len(windows)} windows of at most {reference.context} tokens from {args.text.name}", flush=True)
     scores: dict[str, list[Score]] = {name: [] for name in models}
     for window in windows:
-        expected = reference.logits(window.ids)
+        logits = reference.logits(window.ids)
         for name, model in models.items():
-            scores[name].append(score(window, expected, model.logits(window.ids)))
+            scores[name].append(score(window, logits, model.logits(window.ids)))
     return scores
 
 
@@ -167,19 +175,24 @@ def show(found: dict[str, dict[str, Figures]]) -> None:
             )
 
 
-def main() -> None:
-    """Command line. Exit status 1 if --limit is given and passed."""
-    parser = argparse.ArgumentParser(description="Compares weight types with f32 on a text.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What compare() needs, and where files go."""
     parser.add_argument("checkpoint", type=Path, help="Hugging Face directory")
     parser.add_argument("text", type=Path, help='JSON lines {"domain", "text"} (.jsonl) or a plain text file')
-    parser.add_argument("--types", nargs="+", default=["bf16", "q8"], help="weight types to compare with f32")
     parser.add_argument("--context", type=int, help="tokens of a window; none: the model's own")
     parser.add_argument("--prefix", default="", help="text or control token put before every document")
     parser.add_argument("--windows", type=int, help="only so many, evenly spread")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--limit", type=float, help="largest allowed rise of q8's perplexity, in percent")
     parser.add_argument("--work", type=Path, help="directory for converted files; none: a temporary one")
     parser.add_argument("--json", type=Path, help="write the figures here too")
+
+
+def main() -> None:
+    """Command line. Exit status 1 if --limit is given and passed."""
+    parser = argparse.ArgumentParser(description="Compares weight types with f32 on a text.")
+    add_arguments(parser)
+    parser.add_argument("--types", nargs="+", default=["bf16", "q8"], help="weight types to compare with f32")
+    parser.add_argument("--limit", type=float, help="largest allowed rise of q8's perplexity, in percent")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.work) as work:
         found = report(evaluate(args, Path(work)))

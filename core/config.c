@@ -167,6 +167,22 @@ static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct fie
     return COLIBRI_OK;
 }
 
+/* How the groups of experts fit the rest: the groups in use must hold enough experts to choose from. */
+static const char *group_fault(const struct config *c)
+{
+    if (c->n_expert_groups == 0) return c->n_groups_used || c->group_score ? "n_expert_groups is 0 but groups are in use" : NULL;
+    if (c->n_groups_used < 1 || c->n_groups_used >= c->n_expert_groups) return "n_groups_used is not below n_expert_groups";
+    if (c->router_bias && c->group_score == 0) return "router_bias needs group_score 1";
+    for (int32_t layer = 0; layer < c->n_layers; layer++) {
+        const int32_t size = c->n_experts[layer] / c->n_expert_groups;
+        if (c->n_experts[layer] == 0) continue;
+        if (size * c->n_expert_groups != c->n_experts[layer]) return "n_experts is not a multiple of n_expert_groups";
+        if (size * c->n_groups_used < c->n_experts_used) return "the groups used hold fewer experts than n_experts_used";
+        if (size == 1 && c->group_score == 1) return "group_score 1 needs groups of two experts or more";
+    }
+    return NULL;
+}
+
 /* How fields must fit together. */
 static int32_t check_relations(const struct config *config, colibri_error *error)
 {
@@ -185,6 +201,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
+    else fault = group_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

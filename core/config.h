@@ -6,7 +6,7 @@
 
 #include "status.h"
 
-enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096 };
+enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 256 };
 
 /* INT(name, min, max, default, doc), LAYER (an int per layer), FLOAT; REQUIRED in place of a default. FIRST is an INT
  * that has no field before it (JSON wants no comma there). */
@@ -32,7 +32,13 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096 };
     LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \
     INT(n_experts_used, 0, 256, 0, "experts chosen per token")                                                        \
     INT(n_ff_expert, 0, 1048576, 0, "width of a routed expert")                                                       \
+    INT(router_score, 0, 1, 0, "what gate logits become: 0 softmax over all experts, 1 sigmoid")                      \
+    INT(router_bias, 0, 1, 0, "1: a bias vector is added to the scores, for the choice only")                         \
+    INT(n_expert_groups, 0, 256, 0, "equal groups of neighbouring experts, the best of which are chosen among; 0: off") \
+    INT(n_groups_used, 0, 256, 0, "groups that stay in the choice")                                                   \
+    INT(group_score, 0, 1, 0, "a group counts as 0 its best expert, others score 0; 1 its two best, others are out")  \
     INT(router_norm, 0, 1, 0, "1: the chosen weights are divided by their sum")                                       \
+    FLOAT(router_scale, 0.0001, 10000, 1, "multiplies the weights of the chosen experts")                             \
     INT(n_ff_shared, 0, 1048576, 0, "width of the shared expert of MoE layers; 0: none")                              \
     INT(shared_gate, 0, 1, 0, "1: the shared expert is scaled by sigmoid(shared_router . x)")
 

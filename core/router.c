@@ -1,10 +1,11 @@
-/* router.c: gate logits in f32 from the hidden state before quantisation, softmax over all experts, the best k, and the
- * grouping of rows by expert. Owns the order of everything: ties to the lowest expert, rows in row order. */
+/* router.c: gate logits in f32 from the hidden state before quantisation, scores made of them, the best k (of the best
+ * groups), and the grouping of rows by expert. Owns the order of everything: ties to the lowest, rows in row order. */
 #include "router.h"
 
 #include "product.h"
 #include "topk.h"
 
+#include <math.h>
 #include <string.h>
 
 struct router_work {
@@ -12,31 +13,68 @@ struct router_work {
     const struct layer *weights;
 };
 
+static float sigmoid(const struct chunk *c, float x)
+{
+    return 1.0f / (1.0f + c->kernels->exp(-x));
+}
+
+/* Takes experts outside the best groups out of the choice. arXiv:2405.04434, arXiv:2412.19437 */
+static void keep_groups(const struct config *config, float *choice, int32_t n_experts)
+{
+    const int32_t size = n_experts / config->n_expert_groups;
+    float scores[CONFIG_MAX_GROUPS];
+    int32_t best[2], kept[CONFIG_MAX_GROUPS];
+    bool keep[CONFIG_MAX_GROUPS] = {false};
+    for (int32_t g = 0; g < config->n_expert_groups; g++) {
+        const float *const group = choice + g * size;
+        topk_select(group, size, config->group_score ? 2 : 1, best);
+        scores[g] = config->group_score ? group[best[0]] + group[best[1]] : group[best[0]];
+    }
+    topk_select(scores, config->n_expert_groups, config->n_groups_used, kept);
+    for (int32_t i = 0; i < config->n_groups_used; i++) keep[kept[i]] = true;
+    for (int32_t e = 0; e < n_experts; e++) {
+        if (!keep[e / size]) choice[e] = config->group_score ? -INFINITY : 0;
+    }
+}
+
+/* The chosen experts of a row, best first, and their weights. */
+static void choose(const struct chunk *c, const float *bias, const float *logits, int32_t n_experts, int32_t *experts, float *weights)
+{
+    const struct config *const config = c->config;
+    const int32_t used = config->n_experts_used;
+    /* exp is monotone only up to rounding, so the choice is made among scores, as the references do. */
+    float scores[CONFIG_MAX_EXPERTS], biased[CONFIG_MAX_EXPERTS], *choice = scores;
+    memcpy(scores, logits, (size_t)n_experts * sizeof *logits);
+    if (config->router_score == 0) c->kernels->softmax(scores, n_experts);
+    else for (int32_t e = 0; e < n_experts; e++) scores[e] = sigmoid(c, logits[e]);
+    if (bias != NULL) {
+        choice = memcpy(biased, scores, (size_t)n_experts * sizeof *scores);
+        c->kernels->add(choice, bias, n_experts);
+    }
+    if (config->n_expert_groups > 0) keep_groups(config, choice, n_experts);
+    topk_select(choice, n_experts, used, experts);
+    float sum = 1e-20f; /* changes no sum but 0 */
+    for (int32_t i = 0; i < used; i++) sum += weights[i] = scores[experts[i]];
+    for (int32_t i = 0; i < used; i++) {
+        if (config->router_norm) weights[i] /= sum;
+        weights[i] *= config->router_scale;
+    }
+}
+
 static void route_item(void *argument, int32_t row, int32_t worker)
 {
     (void)worker;
     const struct router_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const int32_t n_experts = work->weights->router.rows, used = c->config->n_experts_used;
-    const float *const logits = c->router_logits + (size_t)row * (size_t)n_experts;
-    int32_t *const experts = c->experts + (size_t)row * (size_t)used;
-    float *const weights = c->expert_weights + (size_t)row * (size_t)used;
-    /* exp is monotone only up to rounding, so the choice is made among probabilities, as the references do. */
-    float probabilities[CONFIG_MAX_EXPERTS];
-    memcpy(probabilities, logits, (size_t)n_experts * sizeof *logits);
-    c->kernels->softmax(probabilities, n_experts);
-    topk_select(probabilities, n_experts, used, experts);
-    float sum = 0;
-    for (int32_t i = 0; i < used; i++) sum += weights[i] = probabilities[experts[i]];
-    if (c->config->router_norm) {
-        for (int32_t i = 0; i < used; i++) weights[i] /= sum;
-    }
+    choose(c, work->weights->router_bias, c->router_logits + (size_t)row * (size_t)n_experts, n_experts,
+           c->experts + (size_t)row * (size_t)used, c->expert_weights + (size_t)row * (size_t)used);
     if (c->config->n_ff_shared == 0) return;
     float gate = 1;
     if (work->weights->shared_router != NULL) {
         const float logit = c->kernels->dot(work->weights->shared_router,
                                             c->h.f32 + (size_t)row * (size_t)c->config->n_embd, c->config->n_embd);
-        gate = 1.0f / (1.0f + c->kernels->exp(-logit));
+        gate = sigmoid(c, logit);
     }
     c->shared_weights[row] = gate;
 }

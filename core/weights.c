@@ -150,6 +150,7 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
         return status_fail(b->error, COLIBRI_ERROR_FORMAT, "layers.%d.router has weight type %d, expected f32 (1)", b->layer,
                            layer->router.type);
     }
+    if (c->router_bias) TRY(bind_vector(b, "router_bias", n_experts, &layer->router_bias));
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
     if (c->n_ff_shared) TRY(bind_ffn(b, "shared", c->n_ff_shared, c->n_embd, &layer->shared));
     layer->experts = experts;

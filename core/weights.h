@@ -22,6 +22,7 @@ struct layer {
     const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
+    const float *router_bias;                   /* [n_experts]; NULL: none */
     const float *shared_router;                 /* [n_embd]; NULL: the shared expert is not gated */
     struct ffn_weights shared;                  /* data NULL: none */
     const struct ffn_weights *experts;          /* [n_experts] */

@@ -58,7 +58,12 @@ def shapes_of(
         names = ("w1", "w3", "w2") if mixtral_names else ("gate_proj", "up_proj", "down_proj")
         for expert in range(n_experts):
             shapes |= _gated(f"{block}.experts.{expert}", n_ff_expert, hidden, names)
-        if n_ff_shared:
+        grouped = "n_routed_experts" in config
+        if grouped and config["model_type"] != "deepseek_v2":
+            shapes[f"{block}.gate.e_score_correction_bias"] = (n_experts,)
+        if n_ff_shared and grouped:
+            shapes |= _gated(f"{at}.mlp.shared_experts", n_ff_shared, hidden)
+        elif n_ff_shared:
             shapes |= _gated(f"{at}.mlp.shared_expert", n_ff_shared, hidden)
             shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
@@ -80,7 +85,7 @@ def values_of(seed: int, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.fl
     noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
     if name.endswith("norm.weight"):
         return 1 + np.float32(0.1) * noise
-    if name.endswith(".bias"):
+    if name.endswith("bias"):
         return np.float32(0.1) * noise
     return noise / np.float32(np.sqrt(shape[-1]))
 

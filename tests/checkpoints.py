@@ -1,6 +1,6 @@
 """Tiny random Hugging Face checkpoints, written with numpy and safetensors alone (no torch).
 
-Owns: one maker per family (mixtral, qwen3_moe, olmoe, qwen2_moe, llama, qwen3), each writing a directory with
+Owns: one maker per family, each writing a directory with
 config.json, weights, tokenizer.json, tokenizer_config.json and generation_config.json. A tensor's values
 depend on the seed and on its canonical name only, so the same model can be written in several spellings
 (shards, stacked experts, prefixes, types) and must convert to the same bytes.
@@ -10,62 +10,16 @@ Refuses: nothing; it is meant to write broken checkpoints too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_tensors import Array, Config, shapes_of, stack_experts, values_of
-
-STORAGE: dict[str, Any] = {
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-}
-DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-EXPERT_LAYOUTS = ("per_expert", "stacked", "stacked_transposed", "switch_mlp")
-SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
-TEMPLATE = "".join(
-    (
-        "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n",
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    )
-)
-CORPUS = (
-    "The bird that drinks from flowers is small, and it is quick.",
-    "A mixture of experts sends every token to the few who know it best.",
-    "Once upon a time there was a little colibri who lived in a garden near the sea.",
-    "She counted one, two, three, four flowers, and then she flew home again.",
-)
-
-
-@lru_cache(maxsize=8)
-def tokenizer_json(vocab: int = 300, adds_bos: bool = False) -> str:
-    """A byte-level BPE tokenizer of exactly `vocab` tokens (at least 261), trained on four sentences."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=list(SPECIAL_TOKENS),
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    if tokenizer.get_vocab_size() != vocab:
-        raise ValueError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {vocab}")
-    if adds_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
-        )
-    return str(tokenizer.to_str())
+from checkpoint_tensors import Array, Config
+from checkpoint_writer import EXPERT_LAYOUTS, TEMPLATE, base_config, tokenizer_json, write
 
 
 def mixtral(
@@ -82,7 +36,7 @@ def mixtral(
     **options: Any,
 ) -> Path:
     """Softmax, top-k, always renormalised; experts named w1 (gate), w3 (up), w2 (down)."""
-    config = _config("mixtral", "MixtralForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    config = base_config("mixtral", "MixtralForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
     config |= {
         "intermediate_size": n_ff,
         "num_local_experts": n_experts,
@@ -91,7 +45,7 @@ def mixtral(
         "rms_norm_eps": 1e-5,
         "router_aux_loss_coef": 0.02,
     }
-    return _write(path, config, [n_experts] * n_layers, n_ff, n_ff, **options)
+    return write(path, config, [n_experts] * n_layers, n_ff, n_ff, **options)
 
 
 def qwen3_moe(
@@ -113,7 +67,7 @@ def qwen3_moe(
     **options: Any,
 ) -> Path:
     """Per-head q/k norm; `qkv_bias` is the family's attention_bias (q, k, v and o)."""
-    config = _config("qwen3_moe", "Qwen3MoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    config = base_config("qwen3_moe", "Qwen3MoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
     config |= {
         "intermediate_size": n_ff,
         "moe_intermediate_size": n_ff_expert,
@@ -127,7 +81,7 @@ def qwen3_moe(
         "sliding_window": None,
     }
     experts = _placed(n_layers, n_experts, mlp_only_layers, decoder_sparse_step)
-    return _write(
+    return write(
         path,
         config,
         experts,
@@ -156,7 +110,7 @@ def olmoe(
     **options: Any,
 ) -> Path:
     """Norm over the full q/k projection, optional clip of q, k, v, no renormalisation by default."""
-    config = _config("olmoe", "OlmoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None)
+    config = base_config("olmoe", "OlmoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None)
     del config["head_dim"]
     config |= {
         "intermediate_size": n_ff,
@@ -167,7 +121,7 @@ def olmoe(
         "attention_bias": qkv_bias,
         "rms_norm_eps": 1e-5,
     }
-    return _write(
+    return write(
         path,
         config,
         [n_experts] * n_layers,
@@ -199,7 +153,7 @@ def qwen2_moe(
     **options: Any,
 ) -> Path:
     """Routed experts plus one shared expert scaled by a sigmoid gate."""
-    config = _config("qwen2_moe", "Qwen2MoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None)
+    config = base_config("qwen2_moe", "Qwen2MoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None)
     del config["head_dim"]
     config |= {
         "intermediate_size": n_ff,
@@ -216,7 +170,7 @@ def qwen2_moe(
         "max_window_layers": 28,
     }
     experts = _placed(n_layers, n_experts, mlp_only_layers, decoder_sparse_step)
-    return _write(
+    return write(
         path, config, experts, n_ff, n_ff_expert, n_ff_shared=n_ff_shared, qkv_bias=qkv_bias, **options
     )
 
@@ -234,9 +188,9 @@ def llama(
     **options: Any,
 ) -> Path:
     """All-dense; `qkv_bias` is the family's attention_bias (q, k, v and o)."""
-    config = _config("llama", "LlamaForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    config = base_config("llama", "LlamaForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
     config |= {"intermediate_size": n_ff, "attention_bias": qkv_bias, "mlp_bias": False, "pretraining_tp": 1}
-    return _write(path, config, [0] * n_layers, n_ff, 0, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
+    return write(path, config, [0] * n_layers, n_ff, 0, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
 
 
 def qwen3(
@@ -252,7 +206,7 @@ def qwen3(
     **options: Any,
 ) -> Path:
     """All-dense with per-head q/k norm."""
-    config = _config("qwen3", "Qwen3ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    config = base_config("qwen3", "Qwen3ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
     config |= {
         "intermediate_size": n_ff,
         "attention_bias": qkv_bias,
@@ -260,9 +214,81 @@ def qwen3(
         "sliding_window": None,
         "max_window_layers": 28,
     }
-    return _write(
+    return write(
         path, config, [0] * n_layers, n_ff, 0, qk_norm="head", qkv_bias=qkv_bias, out_bias=qkv_bias, **options
     )
+
+
+def glm4_moe(
+    path: str | Path,
+    *,
+    n_layers: int = 2,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 16,
+    qk_norm: bool = True,
+    qkv_bias: bool = True,
+    **options: Any,
+) -> Path:
+    """Half of each head rotates; `qkv_bias` is the family's attention_bias (q, k and v)."""
+    config = base_config("glm4_moe", "Glm4MoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    config |= {"partial_rotary_factor": 0.5, "attention_bias": qkv_bias, "use_qk_norm": qk_norm}
+    return _grouped(path, config, qk_norm="head" if qk_norm else "", qkv_bias=qkv_bias, **options)
+
+
+def dots1(
+    path: str | Path,
+    *,
+    n_layers: int = 2,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 4,
+    qkv_bias: bool = False,
+    **options: Any,
+) -> Path:
+    """Per-head q/k norm; `qkv_bias` is the family's attention_bias (q, k, v and o)."""
+    config = base_config("dots1", "Dots1ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None)
+    del config["head_dim"]
+    config |= {"attention_bias": qkv_bias, "sliding_window": None, "max_window_layers": 62}
+    return _grouped(path, config, qk_norm="head", qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
+
+
+def _grouped(
+    path: str | Path,
+    config: Config,
+    *,
+    n_ff: int = 96,
+    n_ff_expert: int = 48,
+    n_shared: int = 1,
+    n_experts: int = 8,
+    n_experts_used: int = 2,
+    groups: tuple[int, int] = (1, 1),
+    first_dense: int = 0,
+    norm_topk_prob: bool = True,
+    scale: float = 1.0,
+    **options: Any,
+) -> Path:
+    """groups: how many there are, and how many stay in the choice."""
+    config |= {
+        "intermediate_size": n_ff,
+        "moe_intermediate_size": n_ff_expert,
+        "n_routed_experts": n_experts,
+        "n_shared_experts": n_shared,
+        "num_experts_per_tok": n_experts_used,
+        "n_group": groups[0],
+        "topk_group": groups[1],
+        "first_k_dense_replace": first_dense,
+        "norm_topk_prob": norm_topk_prob,
+        "routed_scaling_factor": scale,
+    }
+    experts = [0 if layer < first_dense else n_experts for layer in range(config["num_hidden_layers"])]
+    return write(path, config, experts, n_ff, n_ff_expert, n_ff_shared=n_shared * n_ff_expert, **options)
+
+
+def _placed(n_layers: int, n_experts: int, mlp_only_layers: Sequence[int], step: int) -> list[int]:
+    """Experts per layer; 0 where the layer is dense."""
+    return [0 if layer in mlp_only_layers or (layer + 1) % step else n_experts for layer in range(n_layers)]
 
 
 FAMILIES = {
@@ -272,7 +298,10 @@ FAMILIES = {
     "qwen2_moe": qwen2_moe,
     "llama": llama,
     "qwen3": qwen3,
+    "glm4_moe": glm4_moe,
+    "dots1": dots1,
 }
+__all__ = ["EXPERT_LAYOUTS", "TEMPLATE", "tokenizer_json", *FAMILIES]
 
 
 def read_tensors(path: str | Path) -> dict[str, npt.NDArray[np.float32]]:
@@ -305,135 +334,3 @@ def edit_tensors(path: str | Path, changes: Mapping[str, Array], remove: Sequenc
     for name in remove:
         del tensors[name]
     save_file(tensors, file, metadata={"format": "pt"})
-
-
-def _config(
-    model_type: str,
-    architecture: str,
-    n_layers: int,
-    hidden: int,
-    n_heads: int,
-    n_kv_heads: int,
-    head_dim: int | None,
-) -> Config:
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "hidden_size": hidden,
-        "num_hidden_layers": n_layers,
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads,
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-6,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.02,
-        "attention_dropout": 0.0,
-        "use_cache": True,
-        "transformers_version": "5.24.0",
-    }
-
-
-def _placed(n_layers: int, n_experts: int, mlp_only_layers: Sequence[int], step: int) -> list[int]:
-    """Experts per layer; 0 where the layer is dense."""
-    return [0 if layer in mlp_only_layers or (layer + 1) % step else n_experts for layer in range(n_layers)]
-
-
-def _write(
-    path: str | Path,
-    config: Config,
-    experts_of: Sequence[int],
-    n_ff: int,
-    n_ff_expert: int,
-    *,
-    n_ff_shared: int = 0,
-    qk_norm: str = "",
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-    seed: int = 0,
-    tied: bool = False,
-    lm_head: bool | None = None,
-    shards: int = 1,
-    experts: str = "per_expert",
-    prefix: str = "",
-    storage: str = "bf16",
-    vocab: int = 300,
-    extra_rows: int = 0,
-    rope: Mapping[str, Any] | None = None,
-    config_extra: Mapping[str, Any] | None = None,
-    config_remove: Sequence[str] = (),
-    tokenizer: bool = True,
-    adds_bos: bool = False,
-    generation: Mapping[str, Any] | None = None,
-) -> Path:
-    """Common options of every maker.
-
-    lm_head: None writes it unless tied; True and False force it. shards > 1 writes an index. experts: one of
-    EXPERT_LAYOUTS. prefix: e.g. "language_model.", put before every tensor name. extra_rows: embedding rows
-    beyond the tokenizer's tokens. rope: keys put into config.json as they are (default: rope_theta 10000).
-    """
-    if experts not in EXPERT_LAYOUTS:
-        raise ValueError(f"experts={experts!r} is not one of {EXPERT_LAYOUTS}")
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    config = config | {
-        "vocab_size": vocab + extra_rows,
-        "tie_word_embeddings": tied,
-        "dtype": DTYPE_NAMES[storage],
-    }
-    config |= dict(rope) if rope is not None else {"rope_theta": 10000.0}
-    shapes = shapes_of(config, experts_of, n_ff, n_ff_expert, n_ff_shared, qk_norm, qkv_bias, out_bias)
-    if lm_head is False or (lm_head is None and tied):
-        del shapes["lm_head.weight"]
-    config |= dict(config_extra or {})
-    for key in config_remove:
-        del config[key]
-    tensors = {name: values_of(seed, name, shape).astype(STORAGE[storage]) for name, shape in shapes.items()}
-    if experts != "per_expert":
-        tensors = stack_experts(tensors, experts_of, config["model_type"] == "mixtral", experts)
-    tensors = {prefix + name: value for name, value in tensors.items()}
-    (path / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
-    _save(path, tensors, shards)
-    if tokenizer:
-        (path / "tokenizer.json").write_text(tokenizer_json(vocab, adds_bos), "utf-8")
-        (path / "tokenizer_config.json").write_text(
-            json.dumps(
-                {
-                    "tokenizer_class": "PreTrainedTokenizerFast",
-                    "bos_token": "<s>",
-                    "eos_token": "</s>",
-                    "unk_token": "<unk>",
-                    "chat_template": TEMPLATE,
-                },
-                indent=2,
-            ),
-            "utf-8",
-        )
-    settings = {"bos_token_id": 1, "eos_token_id": 2} if generation is None else dict(generation)
-    (path / "generation_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
-    return path
-
-
-def _save(path: Path, tensors: Mapping[str, Array], shards: int) -> None:
-    metadata = {"format": "pt"}
-    if shards == 1:
-        save_file(dict(tensors), path / "model.safetensors", metadata=metadata)
-        return
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(_split(list(tensors), shards), start=1):
-        file = f"model-{number:05d}-of-{shards:05d}.safetensors"
-        save_file({name: tensors[name] for name in names}, path / file, metadata=metadata)
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(value.nbytes for value in tensors.values())
-    (path / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2), "utf-8"
-    )
-
-
-def _split(names: list[str], parts: int) -> Iterator[list[str]]:
-    for part in range(parts):
-        yield names[len(names) * part // parts : len(names) * (part + 1) // parts]

@@ -1,9 +1,8 @@
 """The second definition of the mathematics: a slow, plain numpy forward pass over a Hugging Face directory.
 
-Role:    given config.json and *.safetensors of a mixtral, qwen3_moe, olmoe, qwen2_moe, llama or qwen3
-         checkpoint, return the logits of every position and what every router decided. The tests hold the
-         engine and the committed Transformers fixtures against it. One function per mechanism, shapes in
-         comments (n = positions).
+Role:    given config.json and *.safetensors of a checkpoint (FAMILIES), return the logits of every position
+         and what every router decided. The tests hold the engine and the committed Transformers fixtures
+         against it. One function per mechanism, shapes in comments (n = positions).
 Owns:    reading a checkpoint strictly (every tensor used, none missing), the formulas, greedy decoding.
 Refuses: importing colibri (it must be able to disagree with it), speed, a KV cache, sliding windows that
          would matter, configs it does not know how to compute.
@@ -35,6 +34,8 @@ Rounding = Callable[[str, Float32], Float32]
 # rows [n, cols] that a matrix is about to multiply -> the same rows as an engine would round them
 Activations = Callable[[Array], Array]
 
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "glm4_moe", "dots1")
+GROUPED = ("glm4_moe", "dots1")  # routed as DeepSeek-V3
 DTYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
@@ -45,6 +46,7 @@ class Routing(NamedTuple):
     logits: Array  # [n, E]
     experts: Ints  # [n, k] best first, equal values: lowest index first
     weights: Array  # [n, k] what the experts' outputs are multiplied by
+    choice: Array  # [n, E] what the choice is made among
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Config:
     n_kv_heads: int
     head_dim: int
     norm_eps: float
-    inv_freq: Float32  # [head_dim / 2]
+    inv_freq: Float32  # [rotated elements of a head / 2]
+    rope_scale: float  # multiplies cos and sin
     qk_norm: str  # "none", "head" (over head_dim), "full" (over the whole projection)
     qkv_clip: float | None
     qkv_bias: bool
@@ -67,7 +70,10 @@ class Config:
     n_experts: int
     n_experts_used: int
     renormalise: bool
-    shared: bool
+    shared: str  # name of the shared expert's block, "" for none
+    sigmoid: bool  # scores of single experts, chosen with a bias
+    groups: tuple[int, int]  # of experts, and how many of them stay in the choice
+    router_scale: float
     window: int | None  # a prompt longer than it would need the mask that this file does not have
 
 
@@ -97,9 +103,13 @@ def read_safetensors(path: Path) -> dict[str, Float32]:
     return tensors
 
 
+def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
+    return dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+
+
 def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float) -> Float32:
     """Inverse frequencies [head_dim / 2], from any of the spellings in use."""
-    rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    rope = rope_settings(config)
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
     kind = rope.get("rope_type", rope.get("type", "default"))
     exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
@@ -108,10 +118,17 @@ def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float
         return plain
     if kind == "linear":
         return plain / np.float32(rope["factor"])
-    if kind != "llama3":
-        raise ValueError(f"rope_type {kind!r}: expected default, linear or llama3")
+    if kind not in ("llama3", "yarn"):
+        raise ValueError(f"rope_type {kind!r}: expected default, linear, llama3 or yarn")
     places = (config.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
     original = np.float32(places[0] or places[1] or config["max_position_embeddings"])
+    if kind == "yarn":  # by the index of a frequency: the first are kept, the last divided, a ramp between
+        turns = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
+        at = [head_dim * math.log(original / (t * 2 * math.pi)) / (2 * math.log(theta)) for t in turns]
+        start, end = max(math.floor(at[0]), 0), min(math.ceil(at[1]), head_dim - 1)
+        ramp = (np.arange(len(plain)) - start) / ((end - start) or 0.001)
+        divided = np.clip(ramp, 0, 1).astype(np.float32)
+        return np.asarray(plain / np.float32(rope["factor"]) * divided + plain * (1 - divided), np.float32)
     low, high, factor = (np.float32(rope[k]) for k in ("low_freq_factor", "high_freq_factor", "factor"))
     wavelength = np.float32(2 * math.pi) / plain
     # 1 keeps a frequency (short waves), 0 divides it by factor (long waves), between them lies a ramp
@@ -119,10 +136,27 @@ def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float
     return np.asarray((1 - keep) * plain / factor + keep * plain, np.float32)
 
 
+def yarn_scale(config: dict[str, Any], *names: str) -> float:
+    """1 + 0.1 m log(factor) with m the product of some settings; 1 without YaRN or with an m of 0."""
+    rope = rope_settings(config)
+    if rope.get("rope_type", rope.get("type")) != "yarn" or rope["factor"] <= 1:
+        return 1.0
+    return 1 + 0.1 * math.prod(rope.get(name) or 0.0 for name in names) * math.log(rope["factor"])
+
+
+def rope_scale(config: dict[str, Any]) -> float:
+    rope = rope_settings(config)
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return yarn_scale(config, "mscale") / yarn_scale(config, "mscale_all_dim")
+    return yarn_scale(config)
+
+
 def read_config(raw: dict[str, Any]) -> Config:
     """config.json to mechanisms. A default is the one of the family's class in Transformers 5.24."""
     family = raw["model_type"]
-    if family not in ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3"):
+    if family not in FAMILIES:
         raise ValueError(f"model_type {family!r}: the oracle does not know it")
     if raw.get("hidden_act", "silu") != "silu" or raw.get("mlp_bias"):
         raise ValueError("the oracle computes SiLU feed-forwards without bias only")
@@ -131,11 +165,19 @@ def read_config(raw: dict[str, Any]) -> Config:
     explicit = raw.get("head_dim", 128 if family == "qwen3" else None)
     head_dim = derived if explicit is None else explicit
     dense = family in ("llama", "qwen3")
-    n_experts = 0 if dense else raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"]
+    counts = [raw[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in raw]
+    n_experts = 0 if dense else counts[0]
+    grouped = family in GROUPED
+    first = raw["first_k_dense_replace"] if grouped else 0
     step, only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     if family in ("mixtral", "olmoe"):  # these have no dense layers, whatever the keys say
         step, only = 1, []
     attention_bias = bool(raw.get("attention_bias", False)) and family not in ("mixtral", "qwen2_moe")
+    share = raw.get("partial_rotary_factor", 0.5) if family == "glm4_moe" else 1
+    if family == "glm4_moe":
+        qk_norm = "head" if raw.get("use_qk_norm") else "none"
+    else:
+        qk_norm = {"qwen3": "head", "qwen3_moe": "head", "olmoe": "full", "dots1": "head"}.get(family, "none")
     windowed = family == "mixtral" or raw.get("use_sliding_window", False)
     return Config(
         family=family,
@@ -144,17 +186,23 @@ def read_config(raw: dict[str, Any]) -> Config:
         n_kv_heads=raw.get("num_key_value_heads") or n_heads,
         head_dim=head_dim,
         norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
-        inv_freq=rope_frequencies(raw, head_dim, 1e6 if family == "mixtral" else 1e4),
-        qk_norm={"qwen3": "head", "qwen3_moe": "head", "olmoe": "full"}.get(family, "none"),
+        inv_freq=rope_frequencies(raw, int(head_dim * share), 1e6 if family == "mixtral" else 1e4),
+        rope_scale=rope_scale(raw),
+        qk_norm=qk_norm,
         qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
         qkv_bias=bool(raw.get("qkv_bias", True)) if family == "qwen2_moe" else attention_bias,
-        out_bias=attention_bias,
+        out_bias=attention_bias and family != "glm4_moe",
         tied=bool(raw.get("tie_word_embeddings", False)),
-        moe_layers=tuple(not dense and n not in only and (n + 1) % step == 0 for n in range(n_layers)),
+        moe_layers=tuple(
+            not dense and n >= first and n not in only and (n + 1) % step == 0 for n in range(n_layers)
+        ),
         n_experts=n_experts,
         n_experts_used=0 if dense else raw["num_experts_per_tok"],
         renormalise=family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
-        shared=family == "qwen2_moe",
+        shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
+        sigmoid=grouped,
+        groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1),
+        router_scale=raw.get("routed_scaling_factor", 1.0) if grouped else 1.0,
         window=raw.get("sliding_window") if windowed else None,
     )
 
@@ -174,9 +222,10 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
             exact.append(moe_prefix(config, n) + "gate.weight")
             for e in range(config.n_experts):
                 matrices += expert_names(config, n, e)
+            exact += [layer + "mlp.gate.e_score_correction_bias"] if config.sigmoid else []
             if config.shared:
-                exact.append(layer + "mlp.shared_expert_gate.weight")
-                matrices += ffn_names(layer + "mlp.shared_expert.")
+                exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
+                matrices += ffn_names(f"{layer}mlp.{config.shared}.")
         else:
             matrices += ffn_names(layer + "mlp.")
     return matrices, exact
@@ -240,13 +289,13 @@ def silu(x: Array) -> Array:
     return np.asarray(x / (1 + np.exp(-x)))
 
 
-def rotate(x: Array, inv_freq: Float32) -> Array:
-    """RoPE. x [n, heads, head_dim]; element i turns together with element i + head_dim/2."""
+def rotate(x: Array, inv_freq: Float32, scale: float = 1) -> Array:
+    """RoPE. x [n, heads, head_dim]; of the first 2f elements, f = len(inv_freq), i turns with i + f."""
     position = np.arange(len(x), dtype=np.float32)
     angle = (position[:, None] * inv_freq).astype(np.float64)[:, None, :]  # [n, 1, head_dim/2], f32 product
-    cos, sin = np.cos(angle), np.sin(angle)
-    a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+    a, b, rest = np.split(x, [len(inv_freq), 2 * len(inv_freq)], axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
 def linear(model: Checkpoint, name: str, x: Array) -> Array:
@@ -273,8 +322,8 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
         return y
 
-    q = rotate(project("q", config.n_heads), config.inv_freq)
-    k = rotate(project("k", config.n_kv_heads), config.inv_freq)
+    q = rotate(project("q", config.n_heads), config.inv_freq, config.rope_scale)
+    k = rotate(project("k", config.n_kv_heads), config.inv_freq, config.rope_scale)
     v = project("v", config.n_kv_heads)
     group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
     future = np.triu(np.ones((n, n), bool), 1)  # [query, key]
@@ -292,28 +341,41 @@ def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
     return linear(model, down, silu(linear(model, gate, x)) * linear(model, up, x))
 
 
-def route(config: Config, layer: int, logits: Array) -> Routing:
-    """Softmax over all experts, then the k largest; divided by their sum only where the model says so."""
-    probabilities = softmax(logits)  # [n, E]
+def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) -> Routing:
+    """The k experts with the largest score (plus bias), of the best groups if there are any; their scores
+    without bias are the weights, divided by their sum only where the model says so, times a constant."""
+    scores = 1 / (1 + np.exp(-logits)) if config.sigmoid else softmax(logits)  # [n, E]
+    choice = scores + bias
+    if config.groups[0] > config.groups[1]:
+        members = choice.reshape(len(choice), config.groups[0], -1)  # [n, groups, experts of a group]
+        worth = np.sort(members, axis=-1)[..., -2 if config.sigmoid else -1 :].sum(axis=-1)
+        rank = np.argsort(np.argsort(-worth, axis=-1, kind="stable"), axis=-1)
+        outside = np.repeat(rank >= config.groups[1], members.shape[-1], axis=-1)
+        choice = np.where(outside, -np.inf if config.sigmoid else 0.0, choice)
     # a stable sort of the negated values keeps the lowest index first among equal ones
-    experts = np.argsort(-probabilities, axis=-1, kind="stable")[:, : config.n_experts_used]
-    chosen = np.take_along_axis(probabilities, experts, axis=-1)
+    experts = np.argsort(-choice, axis=-1, kind="stable")[:, : config.n_experts_used]
+    chosen = np.take_along_axis(scores, experts, axis=-1)
     if config.renormalise:
-        chosen = chosen / chosen.sum(axis=-1, keepdims=True)
-    return Routing(layer, logits, experts, chosen)
+        chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0))
+    return Routing(layer, logits, experts, chosen * config.router_scale, choice)
 
 
 def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
-    """An expert that every token visits, scaled by the sigmoid of its own one-row router."""
+    """An expert that every token visits, scaled by the sigmoid of its own one-row router if it has one."""
     prefix = f"model.layers.{layer}.mlp."
+    out = gated_ffn(model, ffn_names(f"{prefix}{model.config.shared}."), x)
+    if model.config.shared != "shared_expert":
+        return out
     gate = 1 / (1 + np.exp(-(x @ model.weights[prefix + "shared_expert_gate.weight"].T)))  # [n, 1]
-    return np.asarray(gate * gated_ffn(model, ffn_names(prefix + "shared_expert."), x))
+    return np.asarray(gate * out)
 
 
 def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
     config = model.config
-    routing = route(config, layer, x @ model.weights[moe_prefix(config, layer) + "gate.weight"].T)
+    gate = moe_prefix(config, layer) + "gate."
+    bias = model.weights[gate + "e_score_correction_bias"] if config.sigmoid else 0.0
+    routing = route(config, layer, x @ model.weights[gate + "weight"].T, bias)
     y = np.zeros_like(x)
     for expert in range(config.n_experts):
         rows, slots = np.nonzero(routing.experts == expert)

@@ -38,6 +38,7 @@ MODELS = (
     "qwen2_moe_dense_layers",
     "llama_llama3",
     "qwen3_tied",
+    "glm4_moe_groups",
 )
 CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q4")]
 ISAS = ("scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod")

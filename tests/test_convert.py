@@ -88,8 +88,8 @@ def renamed(family: str, source: dict[str, Floats]) -> dict[str, Floats]:
         elif rest[1] == "experts":
             target = f"experts.{rest[2]}.{parts[rest[3]]}"
         elif rest[1] == "gate":
-            target = "router"
-        elif rest[1] == "shared_expert":
+            target = "router" if rest[2] == "weight" else "router_bias"
+        elif rest[1] in ("shared_expert", "shared_experts"):
             target = f"shared_{parts[rest[2]]}"
         elif rest[1] == "shared_expert_gate":
             target, value = "shared_router", value[0]
@@ -109,7 +109,8 @@ def test_f32_holds_every_source_value(tmp_path: Path, family: str, storage: str)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert np.array_equal(found[name], value), name
-    powers = 10000.0 ** (np.arange(0, 16, 2) / 16)
+    dim = 8 if family == "glm4_moe" else 16
+    powers = 10000.0 ** (np.arange(0, dim, 2) / dim)
     assert np.allclose(rope, 1 / powers, rtol=1e-7)
     assert report.ignored_tensors == [] and report.notes == [] and report.model_type == family
     assert report.bytes == report.path.stat().st_size
@@ -145,6 +146,20 @@ EXPECTED_FIELDS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"n_ff_shared": 80, "shared_gate": 1, "attn_qkv_bias": 1, "attn_out_bias": 0},
     "llama": {"n_experts": [0, 0], "n_ff": 96, "n_experts_used": 0, "n_ff_expert": 0},
     "qwen3": {"n_experts": [0, 0], "n_ff": 96, "qk_norm": 1},
+    "glm4_moe": {
+        "rope_dim": 8,
+        "qk_norm": 1,
+        "attn_qkv_bias": 1,
+        "attn_out_bias": 0,
+        "n_ff_shared": 48,
+        "shared_gate": 0,
+        "router_score": 1,
+        "router_bias": 1,
+        "router_norm": 1,
+        "router_scale": 1.0,
+        "n_expert_groups": 0,
+    },
+    "dots1": {"qk_norm": 1, "attn_qkv_bias": 0, "n_ff": 0, "router_score": 1, "router_bias": 1},
 }
 
 
@@ -307,7 +322,7 @@ def test_a_checkpoint_without_tokenizer_is_allowed_on_request(tmp_path: Path) ->
 
 # --- case 12: spellings of experts
 
-MOE = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe")
+MOE = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "glm4_moe", "dots1")
 
 
 @pytest.mark.parametrize("family", MOE)

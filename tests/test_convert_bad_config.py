@@ -116,13 +116,16 @@ def test_all_unknown_keys_are_listed_together(tmp_path: Path, out: Path) -> None
 
 def test_an_unknown_model_type_lists_the_known(tmp_path: Path, out: Path) -> None:
     source = checkpoints.llama(tmp_path / "hf", config_extra={"model_type": "gpt9"})
-    refused(source, out, "'gpt9' is not supported.*llama, mixtral, olmoe, qwen2_moe, qwen3, qwen3_moe")
+    refused(source, out, "'gpt9' is not supported.*dots1, glm4_moe, llama, mixtral, olmoe, qwen2_moe, qwen3")
 
 
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"type": "longrope", "factor": 4.0}},
+        {"rope_scaling": {"type": "yarn"}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_medium": 2}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": 1}},
         {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "no-such", "rope_theta": 1e4}},
         {"rope_scaling": {"type": "linear", "rope_type": "default"}},
@@ -148,8 +151,8 @@ def test_other_rope_settings_are_refused_by_name(tmp_path: Path, out: Path, rope
     source = checkpoints.llama(tmp_path / "hf", rope=rope)
     text = refused(source, out, "(?i)rope")
     kinds = [value.get("rope_type", value.get("type")) for value in rope.values() if isinstance(value, dict)]
-    if kinds[0] in ("yarn", "dynamic", "no-such"):
-        assert repr(kinds[0]) in text and "default, linear, llama3" in text
+    if kinds[0] in ("longrope", "dynamic", "no-such"):
+        assert repr(kinds[0]) in text and "default, linear, llama3, yarn" in text
 
 
 def test_an_impossible_head_dim_names_both_numbers(tmp_path: Path, out: Path) -> None:

@@ -123,7 +123,7 @@ def test_case_13_gate_logit_zero_halves_the_shared_part() -> None:
     zero = model.weights | {prefix + "shared_expert_gate.weight": np.zeros((1, x.shape[1]))}
     assert np.allclose(oracle.shared_expert(model._replace(weights=zero), 0, x), 0.5 * whole, atol=1e-13)
     mixed, _ = oracle.mixture(model._replace(weights=zero), 0, x)
-    unshared = model._replace(config=dataclasses.replace(model.config, shared=False))
+    unshared = model._replace(config=dataclasses.replace(model.config, shared=""))
     routed, _ = oracle.mixture(unshared, 0, x)
     assert np.allclose(mixed - routed, 0.5 * whole, atol=1e-13)
 

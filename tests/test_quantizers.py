@@ -39,19 +39,18 @@ def test_other_columns_same_function(
     quantizers.change_columns(tensors, original.config, quantizers.drawn(columns, 0))
     quantizers.write_model(tmp_path / "changed.colibri", original, tensors)
     expected, found = logits(original.path), logits(tmp_path / "changed.colibri")
-    assert np.array_equal(expected, found) if columns == "outliers" else np.allclose(expected, found, 1e-3, 1e-4)
+    tolerance = 0 if columns == "outliers" else 1e-3
+    assert np.allclose(expected, found, tolerance, tolerance / 10)
     before = quantizers.read_tensors(original)
     assert not np.allclose(before["layers.0.attn_out"][0], tensors["layers.0.attn_out"][0])
 
 
-def test_rounds_what_q4_files_round(
-    quantizers: Any, make_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_rounds_what_q4_files_round(quantizers: Any, make_model: Callable[..., Path], tmp_path: Path) -> None:
     original, packed = read_container(make_model("qwen2_moe")), read_container(make_model("qwen2_moe", "q4"))
     tensors = quantizers.read_tensors(original)
     error = quantizers.write_model(tmp_path / "m.colibri", original, tensors, quantizers.q4)
     assert 0.001 < error < 0.02
     rounded = quantizers.read_tensors(read_container(tmp_path / "m.colibri"))
     for entry in packed.entries:
-        same = [np.array_equal(a, b) for a, b in zip(tensors.get(entry.name, []), rounded.get(entry.name, []))]
-        assert all(same) != ("q4" in entry.types) or not same, entry.name
+        for exact, found in zip(tensors.get(entry.name, []), rounded.get(entry.name, []), strict=True):
+            assert np.array_equal(exact, found) != ("q4" in entry.types), entry.name

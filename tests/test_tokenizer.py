@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from checkpoints import SPECIAL_TOKENS, tokenizer_json
+from checkpoint_writer import SPECIAL_TOKENS, tokenizer_json
 from colibri.errors import ArgumentError, ModelFileError, UnsupportedError
 from colibri.tokenizer import Tokenizer
 

@@ -59,6 +59,7 @@ PYTHON: Table = [
     ("convert/tensors",),
     ("convert/registry",),
     ("convert/families/",),
+    ("convert/routing",),
     ("convert/decoder", "convert/embedded"),
     ("convert/rope",),
     ("convert/keys", "convert/checkpoint"),

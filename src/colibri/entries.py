@@ -152,6 +152,8 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
             yield from gated(at + "ffn", config["n_ff"])
             continue
         yield matrix(at + "router", n_experts, n_embd, "f32")
+        if config["router_bias"]:
+            yield vector(at + "router_bias", n_experts)
         if config["n_ff_shared"]:
             if config["shared_gate"]:
                 yield vector(at + "shared_router", n_embd)
@@ -175,7 +177,7 @@ def entry_class(entry: Entry) -> str:
         return "experts" if entry.kind == "expert" else "blobs"
     if part in ("embedding", "output"):
         return part
-    if part in ("router", "shared_router"):
+    if part in ("router", "router_bias", "shared_router"):
         return "routers"
     if part.endswith("_norm"):
         return "norms"

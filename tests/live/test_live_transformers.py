@@ -20,7 +20,7 @@ import oracle
 from colibri.convert import convert
 from fixtures import models
 from fixtures.native import engine
-from fixtures.variants import LLAMA3, VARIANTS
+from fixtures.variants import LLAMA3, VARIANTS, YARN
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -91,6 +91,11 @@ def tiny(cls: str, changes: dict[str, Any]) -> Any:
 
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
+GROUPED = {
+    "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+YARN_PARAMETERS = {**YARN["rope_scaling"], "rope_type": "yarn", "rope_theta": 1e4}  # type: ignore[dict-item]
 SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16}),
     "qwen3_moe": (
@@ -133,6 +138,9 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}}),
     "qwen3": ("Qwen3", {"head_dim": 20}),
+    "glm4_moe": ("Glm4Moe", {**GROUPED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}),
+    "glm4_moe yarn": ("Glm4Moe", {**GROUPED, "head_dim": 24, "rope_parameters": YARN_PARAMETERS}),
+    "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 
 
@@ -161,6 +169,20 @@ ROPES: dict[str, dict[str, Any]] = {
     "type": {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "rope_type": {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn with all settings": {
+        "rope_theta": 1e4,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 3.0,
+            "mscale": 0.8,
+            "mscale_all_dim": 0.5,
+            "beta_fast": 8,
+            "beta_slow": 2,
+            "truncate": False,
+            "original_max_position_embeddings": 48,
+        },
+    },
 }
 
 

@@ -23,11 +23,12 @@ Names = Mapping[str, tuple[str, ...]]
 
 
 class Decoder(NamedTuple):
-    """A model's config fields (without n_vocab_used, which follows from the tokenizer) and its RoPE
-    frequencies."""
+    """A model's config fields (without n_vocab_used, which follows from the tokenizer), its RoPE
+    frequencies, and how many layers behind the last one a checkpoint may hold for other purposes."""
 
     config: dict[str, Any]
     inv_freq: npt.NDArray[np.float32]
+    extra_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,12 @@ EXPERTS = ExpertNames(("layers.{N}.mlp",), ("gate_proj", "up_proj", "down_proj")
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 
-def read_decoder(keys: Keys, defaults: Mapping[str, Any], theta: float = 10000.0) -> Decoder:
+def read_decoder(
+    keys: Keys, defaults: Mapping[str, Any], theta: float = 10000.0, share: float | None = None
+) -> Decoder:
     """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
     num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
+    `share` as in read_rope.
     """
     keys.require("hidden_act", ("silu", "swish"), "silu")
     n_embd = keys.integer("hidden_size", defaults["hidden_size"])
@@ -87,8 +91,8 @@ def read_decoder(keys: Keys, defaults: Mapping[str, Any], theta: float = 10000.0
         head_dim = n_embd // n_heads
     context_length = keys.integer("max_position_embeddings", defaults["max_position_embeddings"])
     n_layers = keys.integer("num_hidden_layers", defaults["num_hidden_layers"])
-    _refuse_sliding_window(keys, n_layers, context_length)
-    rope_dim, inv_freq = read_rope(keys, head_dim, context_length, theta)
+    _refuse_sliding_window(keys, defaults, n_layers, context_length)
+    rope = read_rope(keys, head_dim, context_length, theta, share)
     config = {
         "n_vocab": keys.integer("vocab_size", defaults["vocab_size"]),
         "n_layers": n_layers,
@@ -96,13 +100,14 @@ def read_decoder(keys: Keys, defaults: Mapping[str, Any], theta: float = 10000.0
         "n_heads": n_heads,
         "n_kv_heads": n_kv_heads,
         "head_dim": head_dim,
-        "rope_dim": rope_dim,
+        "rope_dim": rope.dim,
+        "rope_scale": rope.scale,
         "context_length": context_length,
         "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
         "attn_scale": head_dim**-0.5,
         "tied_output": int(keys.flag("tie_word_embeddings", False)),
     }
-    return Decoder(config, inv_freq)
+    return Decoder(config, rope.inv_freq)
 
 
 def read_experts(
@@ -113,7 +118,7 @@ def read_experts(
     count_key: str = "num_experts",
 ) -> dict[str, Any]:
     """Fields of the routed experts; `layers` says which layers have them."""
-    other = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}[count_key]
+    other = "num_experts" if count_key == "num_local_experts" else "num_local_experts"
     n_experts = keys.integer(keys.alias(count_key, other), defaults[count_key])
     n_used = keys.integer("num_experts_per_tok", defaults["num_experts_per_tok"])
     width = keys.integer(width_key, defaults[width_key])
@@ -144,10 +149,14 @@ def read_biases(keys: Keys) -> dict[str, int]:
     return {"attn_qkv_bias": bias, "attn_out_bias": bias}
 
 
-def _refuse_sliding_window(keys: Keys, n_layers: int, context_length: int) -> None:
+def _refuse_sliding_window(
+    keys: Keys, defaults: Mapping[str, Any], n_layers: int, context_length: int
+) -> None:
     """A window that is off, or no smaller than the context, changes nothing."""
     on = keys.raw("use_sliding_window")
-    window = keys.raw("sliding_window")
+    window = keys.raw("sliding_window", defaults.get("sliding_window"))
+    if "max_window_layers" in defaults:  # the layer from which on it counts, whatever the switch says
+        on = n_layers > keys.integer("max_window_layers", defaults["max_window_layers"], 0)
     if on is not False and window not in (None, 0):
         # Without the switch the window counts; Qwen classes leave it off by default.
         switched_off = on is None and str(keys.values.get("model_type")).startswith("qwen")

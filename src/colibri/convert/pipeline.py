@@ -103,11 +103,11 @@ def convert(
         notes += parts.notes + _untie_if_different(checkpoint, config, read)
         blobs = parts.blobs | {
             "source.json": embedded.source_json(
-                checkpoint, family.MODEL_TYPES[0], str(types), CONVERTER_VERSION
+                checkpoint, checkpoint.config["model_type"], str(types), CONVERTER_VERSION
             )
         }
         writer = Writer(out, config, types, blobs)
-        views, ignored = resolve(checkpoint, family, writer.tensors, writer.config)
+        views, ignored = resolve(checkpoint, family, writer.tensors, writer.config, decoder)
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
@@ -119,7 +119,7 @@ def convert(
     return ConversionReport(
         path=writer.path,
         type=str(types),
-        model_type=family.MODEL_TYPES[0],
+        model_type=checkpoint.config["model_type"],
         entries=len(writer.entries),
         bytes=writer.bytes,
         source_bytes=sum(_source_bytes(view) for entry in views.values() for view in entry),

@@ -1,14 +1,14 @@
 """RoPE settings of config.json to the vector of inverse frequencies that the engine multiplies positions
 with.
 
-Owns: where rope_theta and the scaling may stand, the types default, linear and llama3.
-Refuses: every other type, partial rotation and every unknown setting, by name.
+Owns: where rope_theta and the scaling may stand, the types default, linear, llama3 and yarn.
+Refuses: every other type, partial rotation in families that have none, and every unknown setting, by name.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,17 @@ _SETTINGS = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
 }
-# Read from any type, or without effect on any of the three.
+# Read from any type, or without effect on any of them.
 _ALWAYS = (
     "rope_type",
     "type",
@@ -34,8 +43,18 @@ _ALWAYS = (
 )
 
 
-def read_rope(keys: Keys, head_dim: int, context_length: int, default_theta: float) -> tuple[int, Floats]:
-    """(rope_dim, inv_freq [rope_dim / 2]). Settings inside the dictionary win over those at the top level."""
+class Rope(NamedTuple):
+    dim: int  # elements of a head that are rotated
+    inv_freq: Floats  # [dim / 2]
+    scale: float = 1.0  # multiplies cos and sin
+    all_dim_scale: float = 1.0  # latent attention multiplies its softmax scale by the square
+
+
+def read_rope(
+    keys: Keys, head_dim: int, context_length: int, default_theta: float, share: float | None = None
+) -> Rope:
+    """Settings inside the dictionary win over those at the top level. `share` of a head that is rotated is
+    the family's default, None where its reference implementation ignores the setting."""
     top_theta = keys.number("rope_theta", default_theta) if _top_theta_counts(keys) else default_theta
     settings = _settings(keys)
     kind = settings.get("rope_type", settings.get("type", "default"))
@@ -50,19 +69,25 @@ def read_rope(keys: Keys, head_dim: int, context_length: int, default_theta: flo
         known = ", ".join(_ALWAYS + _SETTINGS[kind])
         raise _error(keys, f"setting {unknown[0]!r}", settings[unknown[0]], f"for type {kind!r} only {known}")
     theta = _positive(keys, settings, "rope_theta", top_theta)
-    top_share = keys.raw("partial_rotary_factor")
-    share = _positive(keys, settings, "partial_rotary_factor", 1.0 if top_share is None else top_share)
-    if share != 1:  # the reference implementations of these families ignore it: which one is meant?
-        raise _error(keys, "partial_rotary_factor", share, "1 or none: these families rotate the whole head")
-    if head_dim % 2:
-        raise ConversionError(f"{keys.path}: head_dim is {head_dim}; expected an even number for RoPE.")
-    rope_dim = head_dim
+    top_share = keys.raw("partial_rotary_factor", share)
+    found_share = _positive(keys, settings, "partial_rotary_factor", 1.0 if top_share is None else top_share)
+    if share is None and found_share != 1:  # which one is meant?
+        wanted = "1 or none: this family rotates the whole head"
+        raise _error(keys, "partial_rotary_factor", found_share, wanted)
+    rope_dim = int(head_dim * found_share)
+    if rope_dim % 2 or not 0 < rope_dim <= head_dim:
+        raise ConversionError(
+            f"{keys.path}: {rope_dim} elements of head_dim {head_dim} rotate; RoPE expects an even number."
+        )
     inv_freq = _base_frequencies(theta, rope_dim)
     if kind == "linear":
         inv_freq /= np.float32(_positive(keys, settings, "factor"))
     elif kind == "llama3":
         inv_freq = _llama3(keys, settings, inv_freq, context_length)
-    return rope_dim, inv_freq
+    elif kind == "yarn":
+        slowed = _yarn(keys, settings, theta, inv_freq, context_length)
+        return Rope(rope_dim, slowed, *_yarn_scales(keys, settings))
+    return Rope(rope_dim, inv_freq)
 
 
 def _top_theta_counts(keys: Keys) -> bool:
@@ -102,13 +127,7 @@ def _llama3(keys: Keys, settings: dict[str, Any], inv_freq: Floats, context_leng
     low, high = _positive(keys, settings, "low_freq_factor"), _positive(keys, settings, "high_freq_factor")
     if low >= high:
         raise _error(keys, "low_freq_factor", low, f"less than high_freq_factor {high:g}")
-    old = keys.values.get("original_max_position_embeddings")
-    old = _positive(
-        keys,
-        settings | ({"original_max_position_embeddings": old} if old is not None else {}),
-        "original_max_position_embeddings",
-        context_length,
-    )
+    old = _original_length(keys, settings, context_length)
     wavelength = np.float32(2 * math.pi) / inv_freq
     slowed = np.where(wavelength > np.float32(old / low), inv_freq / np.float32(factor), inv_freq)
     smooth = (np.float32(old) / wavelength - np.float32(low)) / np.float32(high - low)
@@ -116,6 +135,57 @@ def _llama3(keys: Keys, settings: dict[str, Any], inv_freq: Floats, context_leng
     between = (wavelength >= np.float32(old / high)) & (wavelength <= np.float32(old / low))
     result: Floats = np.where(between, blended, slowed).astype(np.float32)
     return result
+
+
+def _yarn(
+    keys: Keys, settings: dict[str, Any], theta: float, inv_freq: Floats, context_length: int
+) -> Floats:
+    """Waves that turn beta_fast times or more within the original length keep their frequency, those that
+    turn beta_slow times or less are slowed down by `factor`, between them lies a ramp. arXiv:2309.00071"""
+    factor, old = _positive(keys, settings, "factor"), _original_length(keys, settings, context_length)
+    dim, truncate = 2 * len(inv_freq), settings.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise _error(keys, "truncate", truncate, "true or false")
+    ends = [
+        dim * math.log(old / (_positive(keys, settings, name, turns) * 2 * math.pi)) / (2 * math.log(theta))
+        for name, turns in (("beta_fast", 32), ("beta_slow", 1))
+    ]
+    if truncate:
+        ends = [math.floor(ends[0]), math.ceil(ends[1])]
+    low, high = max(ends[0], 0), min(ends[1], dim - 1)
+    high += 0.001 if low == high else 0
+    steps = np.arange(dim // 2, dtype=np.float32)
+    keep = 1 - np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1)
+    powers = np.power(theta, (2 * steps / np.float32(dim)).astype(np.float64)).astype(np.float32)
+    slowed = np.float32(1) / (np.float32(factor) * powers)
+    result: Floats = (slowed * (1 - keep) + inv_freq * keep).astype(np.float32)
+    return result
+
+
+def _yarn_scales(keys: Keys, settings: dict[str, Any]) -> tuple[float, float]:
+    """What multiplies cos and sin, and what latent attention makes of mscale_all_dim."""
+    factor = _positive(keys, settings, "factor")
+
+    def scale(name: str) -> float | None:
+        if settings.get(name) in (None, 0):
+            return None
+        return _temperature(factor, _positive(keys, settings, name))
+
+    of_rotation, of_all = scale("mscale"), scale("mscale_all_dim")
+    both = of_rotation is not None and of_all is not None
+    default = of_rotation / of_all if both else _temperature(factor)  # type: ignore[operator]
+    return _positive(keys, settings, "attention_factor", default), of_all or 1.0
+
+
+def _temperature(factor: float, weight: float = 1.0) -> float:
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _original_length(keys: Keys, settings: dict[str, Any], context_length: int) -> float:
+    """The length before scaling; at the top level it wins over the dictionary."""
+    name = "original_max_position_embeddings"
+    top = keys.values.get(name)
+    return _positive(keys, settings | ({name: top} if top is not None else {}), name, context_length)
 
 
 def _positive(keys: Keys, settings: dict[str, Any], name: str, default: float | None = None) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from colibri.config import Config
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
-from colibri.convert.decoder import IGNORED_SUFFIXES, ExpertNames
+from colibri.convert.decoder import IGNORED_SUFFIXES, Decoder, ExpertNames
 from colibri.convert.registry import Family
 from colibri.entries import Entry
 from colibri.errors import ConversionError
@@ -24,7 +24,7 @@ _EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
 
 
 def resolve(
-    checkpoint: Checkpoint, family: Family, entries: Iterable[Entry], config: Config
+    checkpoint: Checkpoint, family: Family, entries: Iterable[Entry], config: Config, decoder: Decoder
 ) -> tuple[dict[str, tuple[View, ...]], list[str]]:
     """(views by entry name, names of ignored tensors)."""
     tensors, tied = checkpoint.tensors, bool(config["tied_output"])
@@ -45,7 +45,9 @@ def resolve(
     for short, tensor in tensors.items():
         if tensor.name in used:
             continue
-        skip = short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
+        layer = _LAYER.match(short)
+        extra = layer is not None and 0 <= int(layer[1]) - config["n_layers"] < decoder.extra_layers
+        skip = extra or short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
         (ignored if skip else unknown).append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
     for one in found.values():
