@@ -116,7 +116,11 @@ void *os_reserve(uint64_t bytes)
 {
     if (bytes == 0 || bytes > SIZE_MAX) return NULL;
     void *const memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    if (memory == MAP_FAILED) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (bytes >= 2 * (uint64_t)OS_HUGE_PAGE) madvise(memory, (size_t)bytes, MADV_HUGEPAGE); /* keys and values: long runs */
+#endif
+    return memory;
 }
 
 void os_release(void *memory, uint64_t bytes)
