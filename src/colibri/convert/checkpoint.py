@@ -57,7 +57,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A matrix [rows, cols] inside a tensor: the whole of it, or rows start ... of one expert's slice."""
+    """A matrix [rows, cols] inside a tensor: the whole of it, or rows start ... of one expert's slice, or
+    rows in another order, or columns col ... of a part that lies transposed."""
 
     tensor: SourceTensor
     rows: int
@@ -65,6 +66,8 @@ class View:
     expert: int | None = None
     start: int = 0
     transposed: bool = False  # the slice lies as [cols, rows]
+    col: int = 0  # with transposed: the source row of column 0
+    order: tuple[int, ...] = ()  # source row of each row, if they are not neighbours
 
 
 ReadRows = Callable[[View, int, int], npt.NDArray[Any]]
@@ -140,8 +143,12 @@ def reading() -> Iterator[ReadRows]:
 
     def read(view: View, first: int, last: int) -> npt.NDArray[Any]:
         tensor = view.tensor
+        picked = np.array(view.order[first:last], dtype=np.intp)
         rows = slice(view.start + first, view.start + last)
-        index: Any = (slice(None), rows) if view.transposed else (rows,)
+        if view.order:
+            rows = slice(int(picked.min()), int(picked.max()) + 1)
+        columns = slice(view.col, view.col + view.cols)
+        index: Any = (columns, rows) if view.transposed else (rows,)
         if view.expert is not None:
             index = (view.expert, *index)
         handle = handle_of(tensor.file, (last - first) * view.cols * tensor.item_bytes)
@@ -154,6 +161,8 @@ def reading() -> Iterator[ReadRows]:
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{tensor.name} in {tensor.file}: {error}") from error
         rows_first: npt.NDArray[Any] = data.T if view.transposed else data
+        if view.order:
+            rows_first = rows_first[picked - rows.start]
         return rows_first.reshape(last - first, view.cols)
 
     try:

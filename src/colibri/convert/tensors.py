@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from colibri.config import Config
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
-from colibri.convert.decoder import IGNORED_SUFFIXES, Decoder, ExpertNames
+from colibri.convert.decoder import IGNORED_SUFFIXES, Cut, Decoder, ExpertNames
 from colibri.convert.registry import Family
 from colibri.entries import Entry
 from colibri.errors import ConversionError
@@ -20,6 +20,7 @@ from colibri.errors import ConversionError
 Tensors = dict[str, SourceTensor]  # by name without wrappers
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
+_HEAD = re.compile(r"\.(\d+)$")
 _EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
 
 
@@ -37,7 +38,9 @@ def resolve(
             assert family.EXPERTS is not None
             views = _expert(tensors, family.EXPERTS, entry, config["n_experts"], missing)
         else:
-            views = _plain(tensors, _sources(family, entry.name, tied), entry, missing)
+            pattern, head = _pattern(entry.name)
+            sources = _sources(family, pattern, entry.name, tied)
+            views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head)
         found[entry.name] = tuple(views)
     used = {view.tensor.name for one in found.values() for view in one}
     ignored: list[str] = []
@@ -56,9 +59,15 @@ def resolve(
     return found, ignored
 
 
-def _sources(family: Family, name: str, tied: bool) -> list[str]:
-    layer = _LAYER.match(name)
+def _pattern(name: str) -> tuple[str, int]:
+    """The name with {N} for the layer and {H} for the head, and that head."""
+    layer, head = _LAYER.match(name), _HEAD.search(name)
     pattern = name.replace(layer[0], "layers.{N}.", 1) if layer else name
+    return (_HEAD.sub(".{H}", pattern), int(head[1])) if head else (pattern, 0)
+
+
+def _sources(family: Family, pattern: str, name: str, tied: bool) -> list[str]:
+    layer = _LAYER.match(name)
     if pattern not in family.TENSORS:
         raise ConversionError(
             f"The family of {family.MODEL_TYPES[0]} has no source for {name}; this is a bug."
@@ -68,11 +77,16 @@ def _sources(family: Family, name: str, tied: bool) -> list[str]:
     return [*names, "lm_head.weight"] if name == "embedding" and tied else names
 
 
-def _plain(tensors: Tensors, sources: list[str], entry: Entry, missing: list[str]) -> list[View]:
+def _plain(
+    tensors: Tensors, sources: list[str], entry: Entry, missing: list[str], cut: Cut | None, head: int
+) -> list[View]:
     name = next((source for source in sources if source in tensors), None)
     if name is None:
         missing.append(" or ".join(sources))
         return []
+    if cut is not None:
+        _check_shape(tensors[name], [cut.shape], entry.name)
+        return [cut.view(tensors[name], head)]
     shapes = [(entry.rows, entry.cols)] if entry.kind == "matrix" else [(entry.cols,), (1, entry.cols)]
     _check_shape(tensors[name], shapes, entry.name)
     return [View(tensors[name], entry.rows, entry.cols)]
