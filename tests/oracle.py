@@ -181,9 +181,9 @@ def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
     latent = rms_norm(latent, weights[prefix + "kv_a_layernorm.weight"], 1e-6)
 
     def turn(y: Array) -> Array:
-        """[n, heads, rope]: neighbours turn together; the order of elements afterwards is all the same."""
+        """[n, heads, rope]. If neighbours turn together they are set half apart: scores stay the same."""
         halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
-        return rotate(halves, config.inv_freq, config.rope_scale)
+        return rotate(halves if config.interleaved else y, config.inv_freq, config.rope_scale)
 
     q_rope, k_rope = turn(q_rope), turn(k_rope[:, None])[:, 0]
     out = np.empty((n, config.n_heads, value))

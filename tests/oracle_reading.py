@@ -59,6 +59,7 @@ class Config:
     latent: (
         tuple[int, int, int, int] | None
     )  # width of a head's part without RoPE, of a value, of the latents
+    interleaved: bool  # the rotated elements of latent attention turn in pairs of neighbours
     attn_scale: float
     window: int | None  # a prompt longer than it would need the mask that this file does not have
 
@@ -184,6 +185,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         latent=(raw["qk_nope_head_dim"], raw["v_head_dim"], raw["q_lora_rank"] or 0, raw["kv_lora_rank"])
         if latent
         else None,
+        interleaved=raw.get("rope_interleave", True) is True,
         attn_scale=(head_dim + (raw["qk_nope_head_dim"] if latent else 0)) ** -0.5
         * (yarn_scale(raw, "mscale_all_dim") ** 2 if latent else 1),
         window=raw.get("sliding_window") if windowed else None,
