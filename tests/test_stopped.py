@@ -26,7 +26,7 @@ def test_a_signal_while_converting_leaves_nothing(
     call: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int
 ) -> None:
     source = checkpoints.olmoe(tmp_path / "source")
-    before = signal.getsignal(number)
+    before = signal.signal(number, signal.SIG_DFL)  # the tests themselves may run under nohup
 
     @contextmanager
     def signalled(_what: str) -> Iterator[Callable[[int, int, str], None]]:
@@ -37,8 +37,11 @@ def test_a_signal_while_converting_leaves_nothing(
         yield progress
 
     monkeypatch.setattr("colibri.cli.convert.progress_bar", signalled)
-    assert call("convert", source, tmp_path / "o.colibri").status == status
-    assert os.listdir(tmp_path) == ["source"] and signal.getsignal(number) == before
+    try:
+        assert call("convert", source, tmp_path / "o.colibri").status == status
+        assert os.listdir(tmp_path) == ["source"] and signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_signal_ends_a_running_text(endless: Path) -> None:
