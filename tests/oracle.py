@@ -40,7 +40,23 @@ from oracle_reading import (
     rope_frequencies,
 )  # fmt: skip
 
-__all__ = ["FAMILIES", "GROUPED", "rope_frequencies"]
+__all__ = [
+    "Activations",
+    "Array",
+    "Config",
+    "FAMILIES",
+    "Float32",
+    "GROUPED",
+    "Ints",
+    "Rounding",
+    "expected_names",
+    "expert_names",
+    "ffn_names",
+    "moe_prefix",
+    "read_config",
+    "read_safetensors",
+    "rope_frequencies",
+]
 
 
 class Routing(NamedTuple):

@@ -199,7 +199,7 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
     for n in range(config.n_layers):
         layer, attn = f"model.layers.{n}.", f"model.layers.{n}.self_attn."
         exact += [layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight"]
-        names = "qkvo"
+        names = ["q", "k", "v", "o"]
         if config.latent:
             exact += [attn + "kv_a_layernorm.weight"] + (
                 [attn + "q_a_layernorm.weight"] if config.latent[2] else []
