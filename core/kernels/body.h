@@ -268,7 +268,7 @@ struct attend_state {
     float out[ATTEND_TILE * HEAD_DIM_MAX];  /* [n][roundup16(value_dim)] */
 };
 
-INLINE size_t attend_stride(const struct attend *a) { return ((size_t)a->value_dim + 15) & ~(size_t)15; }
+INLINE size_t attend_stride(const struct attend *a) { return attend_partial_floats(a->value_dim) - 2; }
 
 /* Scores of the 16 keys from `first` on in a block for T queries from j on; lanes past a query's last key hold -3.4e38. */
 INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, const int32_t *n, int32_t first,

@@ -23,7 +23,7 @@ _ROWS = 512
 _ROUNDS = 6  # the first warms up
 # One expert that every row takes: gate and up are 2 million weights, 1.2 MB in q4 and 2.2 MB in q8.
 _SHAPE = replace(
-    SHAPES["mixtral-tiny"], n_layers=1, n_embd=512, n_experts=1, n_experts_used=1, n_ff_expert=512
+    SHAPES["mixtral-tiny"], n_layers=1, n_embd=1024, n_experts=1, n_experts_used=1, n_ff_expert=1024
 )
 
 
