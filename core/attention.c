@@ -80,6 +80,11 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
     };
 }
 
+static const float *head_sink(const struct attention_work *work, int32_t head)
+{
+    return work->weights->sinks == NULL ? NULL : work->weights->sinks + head;
+}
+
 static float *partial_at(const struct chunk *c, size_t row_head, int32_t block)
 {
     return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->config->head_dim);
@@ -107,6 +112,7 @@ static void attend_rows(const struct attention_work *work, int32_t kv_head, int3
             tile.table = table;
             tile.q[tile.n] = c->q + head * (size_t)config->head_dim;
             tile.out[tile.n] = c->attended.f32 + head * (size_t)config->head_dim;
+            tile.sink[tile.n] = head_sink(work, kv_head * group + g);
             if (block >= 0) tile.partial[tile.n] = partial_at(c, head, block);
             tile.n_keys[tile.n++] = c->positions[row] + 1;
         }
@@ -138,6 +144,7 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
     const struct chunk *const c = work->chunk;
     const int32_t position = c->positions[head / c->config->n_heads];
     c->kernels->attend_merge(partial_at(c, (size_t)head, 0), position / KV_BLOCK + 1, c->config->head_dim,
+                             head_sink(work, head % c->config->n_heads),
                              c->attended.f32 + (size_t)head * (size_t)c->config->head_dim);
 }
 

@@ -27,6 +27,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(qk_norm, 0, 2, 0, "RMSNorm of q and k before RoPE: 1 per head, 2 over the full projection; 0: off")           \
     INT(attn_qkv_bias, 0, 1, 0, "1: q, k and v have biases")                                                          \
     INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \
+    INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
     INT(n_ff, 0, 1048576, 0, "width of the dense feed-forward; needed where a layer is dense")                        \
     LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \

@@ -136,6 +136,7 @@ static int32_t bind_attention(struct binder *b, const struct config *c, struct l
     }
     TRY(bind_matrix(b, "attn_out", c->n_embd, q_rows, &layer->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));
+    if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &layer->sinks));
     return COLIBRI_OK;
 }
 

@@ -20,6 +20,7 @@ struct layer {
     const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; NULL: none */
     struct matrix out;                          /* [n_embd, n_heads x head_dim] */
     const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
+    const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
     const float *router_bias;                   /* [n_experts]; NULL: none */

@@ -349,10 +349,13 @@ INLINE void attend_join(float *max, float *sum, float block_max, float block_sum
     *max = merged;
 }
 
-INLINE void attend_divide(float *to, const float *out, float sum, int32_t value_dim)
+/* Divides a query's output by its sum, which a sink joins as a last block of one key without a value. */
+INLINE void attend_end(float *to, const float *out, float max, float sum, const float *sink, int32_t value_dim)
 {
-    const vf divisor = vf_set1(sum);
-    for (int32_t d = 0; d < value_dim; d += 16) store_at(to, d, value_dim, vf_div(vf_load(out + d), divisor));
+    float old_scale = 1, new_scale;
+    if (sink != NULL) attend_join(&max, &sum, *sink, 1, false, &old_scale, &new_scale);
+    const vf scale = vf_set1(old_scale), divisor = vf_set1(sum);
+    for (int32_t d = 0; d < value_dim; d += 16) store_at(to, d, value_dim, vf_div(vf_mul(vf_load(out + d), scale), divisor));
 }
 
 /* Scores and weights of a block; returns through n how many keys of it each query sees. */
@@ -395,7 +398,9 @@ static void kernel_attend(const struct attend *a)
         }
         attend_tile_values(a, values, &s, n, old_scale, new_scale);
     }
-    for (int j = 0; j < a->n; j++) attend_divide(a->out[j], s.out + (size_t)j * attend_stride(a), s.sum[j], a->value_dim);
+    for (int j = 0; j < a->n; j++) {
+        attend_end(a->out[j], s.out + (size_t)j * attend_stride(a), s.max[j], s.sum[j], a->sink[j], a->value_dim);
+    }
 }
 
 static void kernel_attend_block(const struct attend *a, int32_t block)
@@ -416,7 +421,7 @@ static void kernel_attend_block(const struct attend *a, int32_t block)
     }
 }
 
-static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t value_dim, float *to)
+static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *to)
 {
     float max = -3.4e38f, sum = 0, out[HEAD_DIM_MAX], old_scale, new_scale;
     const size_t floats = attend_partial_floats(value_dim);
@@ -428,7 +433,7 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
             vf_store(out + d, vf_fma(vf_load(partials + 2 + d), vf_set1(new_scale), old));
         }
     }
-    attend_divide(to, out, sum, value_dim);
+    attend_end(to, out, max, sum, sink, value_dim);
 }
 
 const struct kernels KERNELS = {

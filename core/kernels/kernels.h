@@ -83,6 +83,7 @@ struct attend {
     size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
     int32_t key_dim, value_dim, block_positions;
     float scale;
+    const float *sink[ATTEND_TILE];           /* a logit beside the scores, of no key: it only adds to their sum; NULL: none */
     float *partial[ATTEND_TILE];              /* used by attend_block only */
 };
 
@@ -108,9 +109,9 @@ struct kernels {
     float (*exp)(float x);
     void (*attend)(const struct attend *a);
     /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that ends before it),
-     * then the partials of a query [n_blocks] in order into out [value_dim]. The bits are those of attend. */
+     * then the partials of a query [n_blocks] and its sink in order into out [value_dim]. The bits are those of attend. */
     void (*attend_block)(const struct attend *a, int32_t block);
-    void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t value_dim, float *out);
+    void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *out);
     /* Row r of w as f32 [cols]: the embedding look-up. */
     void (*read_row)(const struct matrix *w, int32_t r, float *out);
     bool (*all_finite)(const float *x, int64_t n);

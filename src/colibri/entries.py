@@ -134,6 +134,8 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield matrix(at + "attn_out", n_embd, n_q)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)
+        if config["attn_sinks"]:
+            yield vector(at + "attn_sinks", config["n_heads"])
         yield vector(at + "ffn_norm", n_embd)
         n_experts = config["n_experts"][layer]
         if not n_experts:

@@ -49,7 +49,7 @@ static inline void bench_call(const struct bench *b)
     case MATMUL: k->matmul[b->matmul.w->type](&b->matmul); break;
     case ATTEND: k->attend(&b->attend); break;
     case ATTEND_BLOCK: k->attend_block(&b->attend, 0); break;
-    case ATTEND_MERGE: k->attend_merge(b->partials, BENCH_KEYS / KV_BLOCK, BENCH_HEAD, b->attend.out[0]); break;
+    case ATTEND_MERGE: k->attend_merge(b->partials, BENCH_KEYS / KV_BLOCK, BENCH_HEAD, NULL, b->attend.out[0]); break;
     }
 }
 

@@ -136,7 +136,7 @@ static void test_attend_blocks(const struct attend *whole, int32_t blocks, float
     }
     for (int32_t j = 0; j < job.n; j++) {
         const float *const first = partials + (size_t)j * (size_t)blocks * floats;
-        tested->attend_merge(first, (job.n_keys[j] - 1) / KV_BLOCK + 1, job.value_dim, found[j] + 1);
+        tested->attend_merge(first, (job.n_keys[j] - 1) / KV_BLOCK + 1, job.value_dim, job.sink[j], found[j] + 1);
         compare("attend by blocks", expected[j], found[j], (size_t)job.value_dim * 4 + 4, j, job.n_keys[j]);
     }
     free(partials);
@@ -148,7 +148,8 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
     const size_t block_bytes = (size_t)KV_BLOCK * (size_t)(head_dim + stride) * 4;
     uint8_t *const pool = take(block_bytes * (size_t)blocks);
     int32_t table[16];
-    float *q[ATTEND_TILE], *a[ATTEND_TILE], *b[ATTEND_TILE];
+    float *q[ATTEND_TILE], *a[ATTEND_TILE], *b[ATTEND_TILE], sinks[ATTEND_TILE];
+    const bool sink = next_random() % 2;
     fill((float *)(void *)pool, (int32_t)(block_bytes / 4) * blocks, 2, content == JUMPING ? ORDINARY : content);
     for (int32_t i = 0; i < blocks; i++) table[i] = blocks - 1 - i;
     struct attend job = {.n = n, .pool = pool, .table = table, .block_bytes = block_bytes, .k_offset = 0,
@@ -163,6 +164,8 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         job.q[j] = q[j] + 1;
         const int32_t seen = keys - (n - 1 - j) * random_below(40);
         job.n_keys[j] = seen > 0 ? seen : 1;
+        sinks[j] = random_float(content == JUMPING ? 200 : 3);
+        if (sink) job.sink[j] = &sinks[j];
     }
     for (int32_t j = 0; j < n; j++) job.out[j] = a[j] + 1;
     kernels_scalar.attend(&job);
@@ -175,6 +178,7 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         single.q[0] = q[j] + 1;
         single.out[0] = b[j] + 1;
         single.n_keys[0] = job.n_keys[j];
+        single.sink[0] = job.sink[j];
         tested->attend(&single);
         compare("attend alone", a[j], b[j], (size_t)head_dim * 4 + 4, j, keys);
     }
