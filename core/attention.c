@@ -26,6 +26,7 @@ struct attention_work {
     const struct layer *weights;
     int32_t layer;
     int32_t rows; /* of a work item */
+    int32_t first_block; /* of the past, that a work item may look at */
 };
 
 /* Bias, norm, clip and rotation of one row of q or k [n_heads][head_dim]; norm and bias NULL: none. */
@@ -80,6 +81,13 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
     };
 }
 
+/* The first key that a row sees. */
+static int32_t first_key(const struct attention_work *work, int32_t row)
+{
+    const int32_t window = work->chunk->config->window[work->layer], end = work->chunk->positions[row] + 1;
+    return window > 0 && window < end ? end - window : 0;
+}
+
 static const float *head_sink(const struct attention_work *work, int32_t head)
 {
     return work->weights->sinks == NULL ? NULL : work->weights->sinks + head;
@@ -101,7 +109,7 @@ static void attend_rows(const struct attention_work *work, int32_t kv_head, int3
     struct attend tile = empty_tile(work, kv_head);
     for (int32_t row = first; row < end; row++) {
         const int32_t *const table = cache_table(c->cache, c->sequences[row]);
-        if (block >= 0 && block * KV_BLOCK > c->positions[row]) continue;
+        if (block >= 0 && (block * KV_BLOCK > c->positions[row] || block < first_key(work, row) / KV_BLOCK)) continue;
         for (int32_t g = 0; g < group; g++) {
             if (tile.n == ATTEND_TILE || (tile.n > 0 && tile.table != table)) {
                 if (block < 0) c->kernels->attend(&tile);
@@ -114,6 +122,7 @@ static void attend_rows(const struct attention_work *work, int32_t kv_head, int3
             tile.out[tile.n] = c->attended.f32 + head * (size_t)config->head_dim;
             tile.sink[tile.n] = head_sink(work, kv_head * group + g);
             if (block >= 0) tile.partial[tile.n] = partial_at(c, head, block);
+            tile.first_key[tile.n] = first_key(work, row);
             tile.n_keys[tile.n++] = c->positions[row] + 1;
         }
     }
@@ -134,7 +143,7 @@ static void block_item(void *argument, int32_t item, int32_t worker)
     (void)worker;
     const struct attention_work *const work = argument;
     const int32_t n_kv_heads = work->chunk->config->n_kv_heads;
-    attend_rows(work, item % n_kv_heads, 0, item / n_kv_heads);
+    attend_rows(work, item % n_kv_heads, 0, work->first_block + item / n_kv_heads);
 }
 
 static void merge_item(void *argument, int32_t head, int32_t worker)
@@ -142,8 +151,8 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
     (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
-    const int32_t position = c->positions[head / c->config->n_heads];
-    c->kernels->attend_merge(partial_at(c, (size_t)head, 0), position / KV_BLOCK + 1, c->config->head_dim,
+    const int32_t row = head / c->config->n_heads, first = first_key(work, row) / KV_BLOCK;
+    c->kernels->attend_merge(partial_at(c, (size_t)head, first), c->positions[row] / KV_BLOCK + 1 - first, c->config->head_dim,
                              head_sink(work, head % c->config->n_heads),
                              c->attended.f32 + (size_t)head * (size_t)c->config->head_dim);
 }
@@ -160,10 +169,13 @@ static void output_item(void *argument, int32_t row, int32_t worker)
 }
 
 /* Keys and values that all query heads of all rows read. */
-static uint64_t attended_bytes(const struct chunk *c)
+static uint64_t attended_bytes(const struct attention_work *work)
 {
+    const struct chunk *const c = work->chunk;
     uint64_t bytes = 0;
-    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(c->positions[row] + 1, 2 * (int64_t)c->attended.width);
+    for (int32_t row = 0; row < c->n; row++) {
+        bytes += row_bytes(c->positions[row] + 1 - first_key(work, row), 2 * (int64_t)c->attended.width);
+    }
     return bytes;
 }
 
@@ -172,12 +184,15 @@ static void attend(struct attention_work *work)
 {
     const struct chunk *const c = work->chunk;
     const int32_t n_kv_heads = c->config->n_kv_heads;
-    const uint64_t bytes = attended_bytes(c);
+    const uint64_t bytes = attended_bytes(work);
     int32_t blocks = 0;
+    work->first_block = INT32_MAX;
     for (int32_t row = 0; row < c->n; row++) {
-        const int32_t held = c->positions[row] / KV_BLOCK + 1;
+        const int32_t held = c->positions[row] / KV_BLOCK + 1, first = first_key(work, row) / KV_BLOCK;
+        work->first_block = first < work->first_block ? first : work->first_block;
         blocks = held > blocks ? held : blocks;
     }
+    blocks -= work->first_block;
     if (c->partials == NULL || c->n > ATTEND_SPLIT || blocks == 1) {
         /* Large tiles read keys and values less often; small ones keep all threads busy. */
         work->rows = (int64_t)c->n * n_kv_heads < 2 * ATTEND_TILE * (int64_t)c->threads->n ? 4 : ATTEND_TILE;
@@ -194,7 +209,7 @@ void attention_layer(struct chunk *c, int32_t layer)
     const struct layer *const w = &c->model->layers[layer];
     const size_t q_width = (size_t)c->attended.width;
     const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
-    struct attention_work work = {c, w, layer, 0};
+    struct attention_work work = {c, w, layer, 0, 0};
     product_norm(c, w->attn_norm, type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type));
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);

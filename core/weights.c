@@ -118,6 +118,21 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     return COLIBRI_OK;
 }
 
+static int32_t bind_expert_biases(struct binder *b, const struct config *c, int32_t n_experts, struct ffn_weights *experts)
+{
+    const int64_t n_ff = c->n_ff_expert, n_embd = c->n_embd;
+    const float *gate, *up, *down;
+    TRY(bind_vector(b, "experts_gate_bias", n_experts * n_ff, &gate));
+    TRY(bind_vector(b, "experts_up_bias", n_experts * n_ff, &up));
+    TRY(bind_vector(b, "experts_down_bias", n_experts * n_embd, &down));
+    for (int32_t e = 0; e < n_experts; e++) {
+        experts[e].gate_bias = gate + e * n_ff;
+        experts[e].up_bias = up + e * n_ff;
+        experts[e].down_bias = down + e * n_embd;
+    }
+    return COLIBRI_OK;
+}
+
 static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
 {
     const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
@@ -151,10 +166,12 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
         return status_fail(b->error, COLIBRI_ERROR_FORMAT, "layers.%d.router has weight type %d, expected f32 (1)", b->layer,
                            layer->router.type);
     }
+    if (c->router_logit_bias) TRY(bind_vector(b, "router_logit_bias", n_experts, &layer->router_logit_bias));
     if (c->router_bias) TRY(bind_vector(b, "router_bias", n_experts, &layer->router_bias));
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
     if (c->n_ff_shared) TRY(bind_ffn(b, "shared", c->n_ff_shared, c->n_embd, &layer->shared));
     layer->experts = experts;
+    if (c->expert_bias) TRY(bind_expert_biases(b, c, n_experts, experts));
     for (int32_t e = 0; e < n_experts; e++) TRY(bind_expert(b, e, c->n_ff_expert, c->n_embd, &experts[e]));
     return COLIBRI_OK;
 }

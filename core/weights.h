@@ -11,7 +11,10 @@
 #include <stdatomic.h>
 
 /* gate and up [n_ff, n_embd], down [n_embd, n_ff]: a dense feed-forward, a shared expert or a routed one. */
-struct ffn_weights { struct matrix gate, up, down; };
+struct ffn_weights {
+    struct matrix gate, up, down;
+    const float *gate_bias, *up_bias, *down_bias; /* [rows]; NULL: none */
+};
 
 struct layer {
     const float *attn_norm;                     /* [n_embd] */
@@ -23,7 +26,7 @@ struct layer {
     const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
-    const float *router_bias;                   /* [n_experts]; NULL: none */
+    const float *router_logit_bias, *router_bias; /* [n_experts] for the logits, for the choice; NULL: none */
     const float *shared_router;                 /* [n_embd]; NULL: the shared expert is not gated */
     struct ffn_weights shared;                  /* data NULL: none */
     const struct ffn_weights *experts;          /* [n_experts] */

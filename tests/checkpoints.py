@@ -19,7 +19,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_tensors import Array, Config
-from checkpoint_writer import EXPERT_LAYOUTS, TEMPLATE, base_config, tokenizer_json, write
+from checkpoint_writer import EXPERT_LAYOUTS, SPECIAL_TOKENS, TEMPLATE, base_config, tokenizer_json, write
 
 
 def mixtral(
@@ -301,7 +301,7 @@ FAMILIES = {
     "glm4_moe": glm4_moe,
     "dots1": dots1,
 }
-__all__ = ["EXPERT_LAYOUTS", "TEMPLATE", "tokenizer_json", *FAMILIES]
+__all__ = ["EXPERT_LAYOUTS", "SPECIAL_TOKENS", "TEMPLATE", "tokenizer_json", *FAMILIES]
 
 
 def read_tensors(path: str | Path) -> dict[str, npt.NDArray[np.float32]]:

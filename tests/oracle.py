@@ -4,8 +4,8 @@ Role:    given config.json and *.safetensors of a checkpoint (FAMILIES), return 
          and what every router decided. The tests hold the engine and the committed Transformers fixtures
          against it. One function per mechanism, shapes in comments (n = positions).
 Owns:    reading a checkpoint strictly (every tensor used, none missing), the formulas, greedy decoding.
-Refuses: importing colibri (it must be able to disagree with it), speed, a KV cache, sliding windows that
-         would matter, configs it does not know how to compute.
+Refuses: importing colibri (it must be able to disagree with it), speed, a KV cache, configs it does not know
+         how to compute.
 
 Precision: everything is float64, so that its own rounding (about 1e-13) vanishes beside that of an f32 engine
 and a difference can be read as the engine's. Exception: the RoPE frequencies and the angle, position times
@@ -74,7 +74,7 @@ class Config:
     sigmoid: bool  # scores of single experts, chosen with a bias
     groups: tuple[int, int]  # of experts, and how many of them stay in the choice
     router_scale: float
-    window: int | None  # a prompt longer than it would need the mask that this file does not have
+    windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
 
 
 class Checkpoint(NamedTuple):
@@ -153,6 +153,24 @@ def rope_scale(config: dict[str, Any]) -> float:
     return yarn_scale(config)
 
 
+def windows_of(raw: dict[str, Any]) -> tuple[int, ...]:
+    """By layer: layer_types says which have one, or else each family's class; Qwen's have a switch."""
+    family, n = raw["model_type"], raw["num_hidden_layers"]
+    window = raw.get("sliding_window") or 0
+    if family in ("llama", "olmoe", "glm4_moe") or ("qwen" in family and not raw.get("use_sliding_window")):
+        window = 0
+    first = raw.get("max_window_layers", 28)
+    if family in ("mixtral", "qwen3_moe"):
+        sliding = [True] * n
+    elif family == "qwen2_moe":
+        sliding = [layer % 2 == 0 and layer < first for layer in range(n)]
+    else:
+        sliding = [layer >= first for layer in range(n)]
+    if raw.get("layer_types"):
+        sliding = [kind == "sliding_attention" for kind in raw["layer_types"]]
+    return tuple(window if one else 0 for one in sliding)
+
+
 def read_config(raw: dict[str, Any]) -> Config:
     """config.json to mechanisms. A default is the one of the family's class in Transformers 5.24."""
     family = raw["model_type"]
@@ -178,7 +196,6 @@ def read_config(raw: dict[str, Any]) -> Config:
         qk_norm = "head" if raw.get("use_qk_norm") else "none"
     else:
         qk_norm = {"qwen3": "head", "qwen3_moe": "head", "olmoe": "full", "dots1": "head"}.get(family, "none")
-    windowed = family == "mixtral" or raw.get("use_sliding_window", False)
     return Config(
         family=family,
         n_layers=n_layers,
@@ -203,7 +220,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         sigmoid=grouped,
         groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1),
         router_scale=raw.get("routed_scaling_factor", 1.0) if grouped else 1.0,
-        window=raw.get("sliding_window") if windowed else None,
+        windows=windows_of(raw),
     )
 
 
@@ -326,11 +343,12 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     k = rotate(project("k", config.n_kv_heads), config.inv_freq, config.rope_scale)
     v = project("v", config.n_kv_heads)
     group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
-    future = np.triu(np.ones((n, n), bool), 1)  # [query, key]
+    query, key = np.indices((n, n))
+    hidden = (key > query) | (key <= query - (config.windows[layer] or n))
     out = np.empty_like(q)
     for h in range(config.n_heads):
         scores = q[:, h] @ k[:, h // group].T / math.sqrt(config.head_dim)  # [n, n]
-        out[:, h] = softmax(np.where(future, -np.inf, scores)) @ v[:, h // group]
+        out[:, h] = softmax(np.where(hidden, -np.inf, scores)) @ v[:, h // group]
     y = linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
     return y + weights[prefix + "o_proj.bias"] if config.out_bias else y
 
@@ -391,8 +409,6 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
 def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[Routing]]:
     """Logits [n, n_vocab] of every position and the routing of every MoE layer, in layer order."""
     config, weights = model.config, model.weights
-    if config.window and len(ids) > config.window:
-        raise ValueError(f"{len(ids)} ids, but a sliding window of {config.window}: the oracle has no window")
     x = weights["model.embed_tokens.weight"][np.asarray(ids)]  # [n, d]
     routings = []
     for n in range(config.n_layers):

@@ -60,7 +60,7 @@ PYTHON: Table = [
     ("convert/families/",),
     ("convert/routing",),
     ("convert/decoder", "convert/embedded"),
-    ("convert/rope",),
+    ("convert/rope", "convert/windows"),
     ("convert/keys", "convert/checkpoint"),
     ("chat",),
     ("format",),

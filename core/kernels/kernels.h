@@ -71,13 +71,13 @@ struct matmul {
     float *const *y_rows;    /* [n] where each row starts instead, or NULL */
 };
 
-/* Attention of a tile of queries over one key/value head. Queries see keys 0 … n_keys - 1. */
+/* Attention of a tile of queries over one key/value head. Queries see keys first_key … n_keys - 1. */
 enum { ATTEND_TILE = 16 };
 struct attend {
     int32_t n;                                /* queries, 1 to ATTEND_TILE */
     const float *q[ATTEND_TILE];              /* [key_dim] */
     float *out[ATTEND_TILE];                  /* [value_dim] */
-    int32_t n_keys[ATTEND_TILE];
+    int32_t first_key[ATTEND_TILE], n_keys[ATTEND_TILE];
     const uint8_t *pool;                      /* KV blocks */
     const int32_t *table;                     /* block of positions 128 b … : pool + table[b] * block_bytes */
     size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
@@ -98,7 +98,9 @@ struct kernels {
     void (*quantize)(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row);
     /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
     void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
-    void (*silu_mul)(float *gate, const float *up, int32_t n); /* gate = silu(gate) * up. arXiv:2002.05202 */
+    /* gate = (up + offset) * gate * sigmoid(alpha * gate), where limit > 0 of a gate of at most limit and of up within
+     * +- limit. With 0, 1, 0: silu(gate) * up. arXiv:2002.05202 */
+    void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float offset);
     void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */
     /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */
     void (*rotate)(float *x, const float *cosine, const float *sine, int32_t dim);
@@ -108,7 +110,7 @@ struct kernels {
     float (*dot)(const float *a, const float *b, int32_t n);
     float (*exp)(float x);
     void (*attend)(const struct attend *a);
-    /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that ends before it),
+    /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that sees none of it),
      * then the partials of a query [n_blocks] and its sink in order into out [value_dim]. The bits are those of attend. */
     void (*attend_block)(const struct attend *a, int32_t block);
     void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *out);

@@ -142,6 +142,8 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
             yield from gated(at + "ffn", config["n_ff"])
             continue
         yield matrix(at + "router", n_experts, n_embd, "f32")
+        if config["router_logit_bias"]:
+            yield vector(at + "router_logit_bias", n_experts)
         if config["router_bias"]:
             yield vector(at + "router_bias", n_experts)
         if config["n_ff_shared"]:
@@ -149,6 +151,9 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
                 yield vector(at + "shared_router", n_embd)
             yield from gated(at + "shared", config["n_ff_shared"])
         rows = config["n_ff_expert"]
+        if config["expert_bias"]:
+            for part, width in (("gate", rows), ("up", rows), ("down", n_embd)):
+                yield vector(f"{at}experts_{part}_bias", n_experts * width)
         for expert in range(n_experts):
             name = f"{at}experts.{expert}"
             gate, up, down = of(name, 3)
@@ -167,13 +172,12 @@ def entry_class(entry: Entry) -> str:
         return "experts" if entry.kind == "expert" else "blobs"
     if part in ("embedding", "output"):
         return part
-    if part in ("router", "router_bias", "shared_router"):
+    if part in ("router", "router_logit_bias", "router_bias", "shared_router"):
         return "routers"
     if part.endswith("_norm"):
         return "norms"
-    return {"attn": "attention", "rope": "attention", "shared": "shared", "ffn": "dense"}[
-        part.split("_", 1)[0]
-    ]
+    kind = part.split("_", 1)[0]
+    return {"attn": "attention", "rope": "attention", "ffn": "dense"}.get(kind, kind)
 
 
 def bytes_by_class(entries: Iterable[Entry]) -> dict[str, int]:
