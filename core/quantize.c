@@ -159,7 +159,7 @@ int32_t quantize_matrix(int32_t type, int32_t rows, int32_t cols, const float *w
                         void *packed, uint64_t packed_bytes, colibri_error *error)
 {
     const uint64_t bytes = panel_bytes(type, cols > 0 ? (uint64_t)cols : 1);
-    if (bytes == 0) {
+    if (bytes == 0 || type == TYPE_MXFP4) {
         return status_fail(error, COLIBRI_ERROR_ARGUMENT, "type: expected 1 (f32), 2 (bf16), 4 (q8) or 5 (q4), found %d.",
                            type);
     }

@@ -26,6 +26,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from oracle_experts import separate
+
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -34,9 +36,16 @@ Rounding = Callable[[str, Float32], Float32]
 # rows [n, cols] that a matrix is about to multiply -> the same rows as an engine would round them
 Activations = Callable[[Array], Array]
 
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "glm4_moe", "dots1")
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "glm4_moe", "dots1", "gpt_oss")
+THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
 GROUPED = ("glm4_moe", "dots1")  # routed as DeepSeek-V3
-DTYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "U8": np.uint8,
+}
 
 
 class Routing(NamedTuple):
@@ -74,6 +83,8 @@ class Config:
     sigmoid: bool  # scores of single experts, chosen with a bias
     groups: tuple[int, int]  # of experts, and how many of them stay in the choice
     router_scale: float
+    gpt_oss: bool  # sinks, biases of gate logits and experts, a clamped activation
+    clamp: float  # of that activation
     windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
 
 
@@ -125,7 +136,9 @@ def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float
     if kind == "yarn":  # by the index of a frequency: the first are kept, the last divided, a ramp between
         turns = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
         at = [head_dim * math.log(original / (t * 2 * math.pi)) / (2 * math.log(theta)) for t in turns]
-        start, end = max(math.floor(at[0]), 0), min(math.ceil(at[1]), head_dim - 1)
+        if rope.get("truncate", True):
+            at = [math.floor(at[0]), math.ceil(at[1])]
+        start, end = max(at[0], 0), min(at[1], head_dim - 1)
         ramp = (np.arange(len(plain)) - start) / ((end - start) or 0.001)
         divided = np.clip(ramp, 0, 1).astype(np.float32)
         return np.asarray(plain / np.float32(rope["factor"]) * divided + plain * (1 - divided), np.float32)
@@ -203,7 +216,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         n_kv_heads=raw.get("num_key_value_heads") or n_heads,
         head_dim=head_dim,
         norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
-        inv_freq=rope_frequencies(raw, int(head_dim * share), 1e6 if family == "mixtral" else 1e4),
+        inv_freq=rope_frequencies(raw, int(head_dim * share), THETA.get(family, 1e4)),
         rope_scale=rope_scale(raw),
         qk_norm=qk_norm,
         qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
@@ -215,11 +228,13 @@ def read_config(raw: dict[str, Any]) -> Config:
         ),
         n_experts=n_experts,
         n_experts_used=0 if dense else raw["num_experts_per_tok"],
-        renormalise=family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
+        renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", False)),
         shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
         sigmoid=grouped,
         groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1),
         router_scale=raw.get("routed_scaling_factor", 1.0) if grouped else 1.0,
+        gpt_oss=family == "gpt_oss",
+        clamp=raw.get("swiglu_limit", 7.0),
         windows=windows_of(raw),
     )
 
@@ -234,11 +249,15 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
         matrices += [f"{attn}{m}_proj.weight" for m in "qkvo"]
         exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
         exact += [attn + "o_proj.bias"] if config.out_bias else []
+        exact += [attn + "sinks"] if config.gpt_oss else []
         exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
         if config.moe_layers[n]:
-            exact.append(moe_prefix(config, n) + "gate.weight")
+            exact.append(router_name(config, n) + "weight")
+            exact += [router_name(config, n) + "bias"] if config.gpt_oss else []
             for e in range(config.n_experts):
-                matrices += expert_names(config, n, e)
+                names = expert_names(config, n, e)
+                matrices += names
+                exact += [name.replace("weight", "bias") for name in names if config.gpt_oss]
             exact += [layer + "mlp.gate.e_score_correction_bias"] if config.sigmoid else []
             if config.shared:
                 exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
@@ -250,6 +269,10 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
 
 def moe_prefix(config: Config, layer: int) -> str:
     return f"model.layers.{layer}." + ("block_sparse_moe." if config.family == "mixtral" else "mlp.")
+
+
+def router_name(config: Config, layer: int) -> str:
+    return moe_prefix(config, layer) + ("router." if config.gpt_oss else "gate.")
 
 
 def ffn_names(prefix: str) -> list[str]:
@@ -273,6 +296,7 @@ def load(
     found: dict[str, Float32] = {}
     for path in sorted(directory.glob("*.safetensors")):
         found |= read_safetensors(path)
+    found = separate(found)
     matrices, exact = expected_names(config)
     unknown = set(found) - set(matrices) - set(exact) - ({"lm_head.weight"} if config.tied else set())
     missing = (set(matrices) | set(exact)) - set(found)
@@ -348,7 +372,11 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     out = np.empty_like(q)
     for h in range(config.n_heads):
         scores = q[:, h] @ k[:, h // group].T / math.sqrt(config.head_dim)  # [n, n]
-        out[:, h] = softmax(np.where(hidden, -np.inf, scores)) @ v[:, h // group]
+        scores = np.where(hidden, -np.inf, scores)
+        if config.gpt_oss:  # one more score, of no key
+            sink = np.full((n, 1), weights[prefix + "sinks"][h])
+            scores = np.concatenate([scores, sink], axis=1)
+        out[:, h] = softmax(scores)[:, :n] @ v[:, h // group]
     y = linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
     return y + weights[prefix + "o_proj.bias"] if config.out_bias else y
 
@@ -356,6 +384,11 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
 def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
     """down(SiLU(gate x) * up x). x [n, d]; names of gate [f, d], up [f, d], down [d, f]."""
     gate, up, down = names
+    if model.config.gpt_oss:
+        g, u = (linear(model, n, x) + model.weights[n.replace("weight", "bias")] for n in (gate, up))
+        g, u = np.minimum(g, model.config.clamp), np.clip(u, -model.config.clamp, model.config.clamp)
+        inner = (u + 1) * g / (1 + np.exp(-1.702 * g))
+        return linear(model, down, inner) + model.weights[down.replace("weight", "bias")]
     return linear(model, down, silu(linear(model, gate, x)) * linear(model, up, x))
 
 
@@ -391,9 +424,10 @@ def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
 def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
     config = model.config
-    gate = moe_prefix(config, layer) + "gate."
+    gate = router_name(config, layer)
     bias = model.weights[gate + "e_score_correction_bias"] if config.sigmoid else 0.0
-    routing = route(config, layer, x @ model.weights[gate + "weight"].T, bias)
+    logits = x @ model.weights[gate + "weight"].T + model.weights.get(gate + "bias", 0.0)
+    routing = route(config, layer, logits, bias)
     y = np.zeros_like(x)
     for expert in range(config.n_experts):
         rows, slots = np.nonzero(routing.experts == expert)

@@ -118,7 +118,11 @@ def test_all_unknown_keys_are_listed_together(tmp_path: Path, out: Path) -> None
 
 def test_an_unknown_model_type_lists_the_known(tmp_path: Path, out: Path) -> None:
     source = checkpoints.llama(tmp_path / "hf", config_extra={"model_type": "gpt9"})
-    refused(source, out, "'gpt9' is not supported.*dots1, glm4_moe, llama, mixtral, olmoe, qwen2_moe, qwen3")
+    refused(
+        source,
+        out,
+        "'gpt9' is not supported.*dots1, glm4_moe, gpt_oss, llama, mixtral, olmoe, qwen2_moe, qwen3",
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ PYTHON: Table = [
     ("convert/registry",),
     ("convert/families/",),
     ("convert/routing",),
-    ("convert/decoder", "convert/embedded"),
+    ("convert/decoder", "convert/embedded", "convert/mxfp4"),
     ("convert/rope", "convert/windows"),
     ("convert/keys", "convert/checkpoint"),
     ("chat",),

@@ -16,6 +16,7 @@
  *   aq, aq_load(p)         4 activation bytes, signed, for all rows
  *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact; if Q8_SIGNED is defined, of the true weights, else
  *                          of the stored bytes
+ *   wq_mxfp4(n)            nq of 4-bit floats as wq of doubled integers (MXFP4_VALUES)
  *   nq, nq_load(p, &low, &high)                64 bytes of 4-bit weights: the low halves are 16 rows x 4 k, and the high
  *   ni, ni_zero()          sums of such products over at most 8 quads, however the set likes to hold them
  *   ni_dot4(acc, n, a)     acc + sum of 4 products per lane, exact
@@ -458,7 +459,8 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4},
+    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4,
+               [TYPE_MXFP4] = matmul_mxfp4},
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
     .silu_mul = kernel_silu_mul,

@@ -10,14 +10,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_Q4 = 5, TYPE_COUNT = 6 };
+enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_Q4 = 5, TYPE_MXFP4 = 7, TYPE_COUNT = 8 };
 enum {
     PANEL_ROWS = 16,       /* rows interleaved in a matrix */
     Q8_GROUP = 32,         /* elements that share a scale */
     Q4_SUPER = 8,          /* groups that share the f16 scales of a q4 row */
+    MXFP4_FOURS = 4,       /* groups whose scales lie together in an mxfp4 panel */
     HEAD_DIM_MAX = 1024,
     KV_BLOCK = 128,        /* positions in a block of the KV cache; part of the bit rule (softmax is merged per block) */
 };
+
+/* What the sixteen 4-bit floats of mxfp4 are worth, doubled. */
+#define MXFP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 /* A weight matrix [rows, cols] in panels of 16 rows (docs/FORMAT.md §4). data NULL: absent. */
 struct matrix {
@@ -39,16 +43,17 @@ static inline uint64_t panel_bytes(int type, uint64_t cols)
     const uint64_t groups = (cols + Q8_GROUP - 1) / Q8_GROUP;
     if (type == TYPE_Q8) return (groups * 544 + 63) & ~(uint64_t)63;
     if (type == TYPE_Q4) return (groups + (groups + Q4_SUPER - 1) / Q4_SUPER) * 256;
+    if (type == TYPE_MXFP4) return groups * 256 + (groups + MXFP4_FOURS - 1) / MXFP4_FOURS * 64;
     return 0;
 }
 
 /* Whether products with this type read activations quantised to int8. */
 static inline bool type_reads_q8(int type)
 {
-    return type == TYPE_Q8 || type == TYPE_Q4;
+    return type == TYPE_Q8 || type == TYPE_Q4 || type == TYPE_MXFP4;
 }
 
-/* An activation row of n elements quantised to int8, the other factor of q8 and q4 weights:
+/* An activation row of n elements quantised to int8, the other factor of q8, q4 and mxfp4 weights:
  * int8 quants [groups][32] padded to 64 bytes, f32 scales [groups], int32 offsets [groups] = -128 x sum of quants
  * (q8 weights are stored + 128), f32 sums [groups] = scale x sum of quants (what a q4 minimum is multiplied by). */
 static inline size_t q8_groups(size_t n) { return (n + Q8_GROUP - 1) / Q8_GROUP; }

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from colibri.config import Config
-from colibri.quantize import check_type, matrix_bytes
+from colibri.errors import ConversionError
+from colibri.quantize import KEPT, check_type, matrix_bytes
 
 Types = str | Callable[[str], tuple[str, ...]]
 
@@ -54,7 +55,11 @@ def weight_types(
 ) -> WeightTypes:
     """The choice with `type` where there is none; an error for what is no weight type."""
     for chosen in (type, experts, dense, output):
-        if chosen is not None:
+        if chosen == KEPT and chosen is not experts:
+            raise ConversionError(
+                f"Weight type {KEPT} is for experts alone, left as a checkpoint stores them. Choose q4."
+            )
+        if chosen is not None and chosen != KEPT:
             check_type(chosen)
     return WeightTypes(experts or type, dense or type, output or type)
 

@@ -65,6 +65,14 @@ class View:
     expert: int | None = None
     start: int = 0
     transposed: bool = False  # the slice lies as [cols, rows]
+    step: int = 1  # from row to row, or from number to number of a vector
+    scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
+
+    def bytes(self, rows: int) -> int:
+        """Of so many rows in the file."""
+        if self.scales is not None:
+            return rows * self.cols * 17 // 32
+        return rows * self.cols * self.tensor.item_bytes
 
 
 ReadRows = Callable[[View, int, int], npt.NDArray[Any]]
@@ -114,7 +122,7 @@ def read_json(path: Path) -> dict[str, Any]:
 @contextmanager
 def reading() -> Iterator[ReadRows]:
     """A function that reads rows [first, last) of a view, in the dtype of the file; `widen` makes them
-    float32.
+    float32. Rows of mxfp4 come as [rows, groups, 17] bytes, the scale last.
 
     Nothing but those rows is copied. Shards are mapped, one at a time and never for long: their pages
     belong to the system, but they would count as this process's memory.
@@ -138,23 +146,27 @@ def reading() -> Iterator[ReadRows]:
             current[1].__exit__(None, None, None)
             current = None
 
+    def vector(whole: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
+        return whole.reshape(-1)[view.start :: view.step].reshape(1, view.cols)
+
     def read(view: View, first: int, last: int) -> npt.NDArray[Any]:
         tensor = view.tensor
-        rows = slice(view.start + first, view.start + last)
+        rows = slice(view.start + first * view.step, view.start + (last - 1) * view.step + 1)
         index: Any = (slice(None), rows) if view.transposed else (rows,)
         if view.expert is not None:
             index = (view.expert, *index)
-        handle = handle_of(tensor.file, (last - first) * view.cols * tensor.item_bytes)
+        handle = handle_of(tensor.file, view.bytes(last - first))
         try:
-            data = (
-                handle.get_tensor(tensor.name)
-                if len(tensor.shape) == 1
-                else handle.get_slice(tensor.name)[index]
-            )
+            if view.expert is None and view.rows == 1:
+                return vector(handle.get_tensor(tensor.name), view)
+            data = handle.get_slice(tensor.name)[index]
+            if view.scales is not None:
+                scales = handle_of(view.scales.file, 0).get_slice(view.scales.name)[index]
+                return np.concatenate([data, scales[..., None]], axis=2)[:: view.step]
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{tensor.name} in {tensor.file}: {error}") from error
         rows_first: npt.NDArray[Any] = data.T if view.transposed else data
-        return rows_first.reshape(last - first, view.cols)
+        return rows_first[:: view.step].reshape(last - first, view.cols)
 
     try:
         yield read
@@ -171,8 +183,13 @@ def widen(data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return data.astype(np.float32, copy=False)
 
 
-def refuse_dtype(tensor: SourceTensor) -> None:
-    if tensor.dtype not in _DTYPES:
+def refuse_dtype(view: View) -> None:
+    tensor = view.tensor
+    if view.scales is not None:
+        tensor = tensor if tensor.dtype != "U8" else view.scales
+        if tensor.dtype != "U8":
+            raise ConversionError(f"{tensor.name} in {tensor.file.name} is {tensor.dtype}; expected U8.")
+    elif tensor.dtype not in _DTYPES:
         raise ConversionError(
             f"{tensor.name} in {tensor.file.name} is stored as {tensor.dtype}; expected F32, F16 or BF16. "
             "Quantised and integer checkpoints are not supported: convert the original one."

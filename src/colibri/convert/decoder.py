@@ -19,7 +19,8 @@ from colibri.convert.rope import read_rope
 from colibri.convert.windows import Windows, read_windows
 from colibri.errors import ConversionError
 
-# Target entry to source tensors that may hold it, without the wrapper "model."; {N} is the layer.
+# Target entry to source tensors that may hold it, without the wrapper "model."; {N} is the layer. A vector
+# may be every second number of a tensor: name[0::2].
 Names = Mapping[str, tuple[str, ...]]
 
 
@@ -38,6 +39,8 @@ class ExpertNames:
 
     blocks: tuple[str, ...]
     parts: tuple[str, str, str]
+    # One tensor [experts, n_embd, 2 n_ff] with gate and up in turns, and down transposed too.
+    in_turns: bool = False
 
 
 TENSORS: Names = {
