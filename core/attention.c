@@ -2,6 +2,7 @@
  * al., arXiv:2305.13245. The arithmetic is in kernels/body.h. */
 #include "attention.h"
 
+#include "latent.h"
 #include "product.h"
 #include "rope.h"
 
@@ -25,7 +26,8 @@ struct attention_work {
     const struct chunk *chunk;
     const struct layer *weights;
     int32_t layer;
-    int32_t rows; /* of a work item */
+    int32_t parts; /* chunk_attend_parts */
+    int32_t rows;  /* of a work item */
     int32_t first_block; /* of the past, that a work item may look at */
 };
 
@@ -74,8 +76,8 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
         .block_bytes = c->cache->block_bytes,
         .k_offset = cache_key_offset(c->cache, work->layer, kv_head),
         .v_offset = cache_value_offset(c->cache, work->layer, kv_head),
-        .key_dim = c->config->head_dim,
-        .value_dim = c->config->head_dim,
+        .key_dim = c->cache->key_dim,
+        .value_dim = c->cache->value_dim,
         .block_positions = c->cache->block_positions,
         .scale = c->config->attn_scale,
     };
@@ -88,29 +90,27 @@ static int32_t first_key(const struct attention_work *work, int32_t row)
     return window > 0 && window < end ? end - window : 0;
 }
 
-static const float *head_sink(const struct attention_work *work, int32_t head)
-{
-    return work->weights->sinks == NULL ? NULL : work->weights->sinks + head;
-}
-
 static float *partial_at(const struct chunk *c, size_t row_head, int32_t block)
 {
-    return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->config->head_dim);
+    return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->cache->value_dim);
 }
 
-/* One kv head and up to work->rows neighbouring rows: their query heads go through in tiles that share keys. block: the
- * only one to look at, or -1: all. */
-static void attend_rows(const struct attention_work *work, int32_t kv_head, int32_t first, int32_t block)
+/* One kv head, or a tile of the query heads that read it, and up to work->rows neighbouring rows: they go through in tiles
+ * that share keys. block: the only one to look at, or -1: all. Output takes the place of the query. */
+static void attend_rows(const struct attention_work *work, int32_t part, int32_t first, int32_t block)
 {
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
-    const int32_t group = config->n_heads / config->n_kv_heads;
+    const int32_t group = config->n_heads / config->n_kv_heads, tiles = work->parts / config->n_kv_heads;
+    const int32_t kv_head = part / tiles, from = part % tiles * ATTEND_TILE;
+    const int32_t to = from + ATTEND_TILE < group ? from + ATTEND_TILE : group;
     const int32_t end = first + work->rows < c->n ? first + work->rows : c->n;
+    const float *const sinks = work->weights->sinks;
     struct attend tile = empty_tile(work, kv_head);
     for (int32_t row = first; row < end; row++) {
         const int32_t *const table = cache_table(c->cache, c->sequences[row]);
         if (block >= 0 && (block * KV_BLOCK > c->positions[row] || block < first_key(work, row) / KV_BLOCK)) continue;
-        for (int32_t g = 0; g < group; g++) {
+        for (int32_t g = from; g < to; g++) {
             if (tile.n == ATTEND_TILE || (tile.n > 0 && tile.table != table)) {
                 if (block < 0) c->kernels->attend(&tile);
                 else c->kernels->attend_block(&tile, block);
@@ -118,9 +118,9 @@ static void attend_rows(const struct attention_work *work, int32_t kv_head, int3
             }
             const size_t head = (size_t)row * (size_t)config->n_heads + (size_t)(kv_head * group + g);
             tile.table = table;
-            tile.q[tile.n] = c->q + head * (size_t)config->head_dim;
-            tile.out[tile.n] = c->attended.f32 + head * (size_t)config->head_dim;
-            tile.sink[tile.n] = head_sink(work, kv_head * group + g);
+            tile.out[tile.n] = c->q + head * (size_t)tile.key_dim;
+            tile.q[tile.n] = tile.out[tile.n];
+            tile.sink[tile.n] = sinks == NULL ? NULL : sinks + kv_head * group + g;
             if (block >= 0) tile.partial[tile.n] = partial_at(c, head, block);
             tile.first_key[tile.n] = first_key(work, row);
             tile.n_keys[tile.n++] = c->positions[row] + 1;
@@ -134,16 +134,14 @@ static void attend_item(void *argument, int32_t item, int32_t worker)
 {
     (void)worker;
     const struct attention_work *const work = argument;
-    const int32_t n_kv_heads = work->chunk->config->n_kv_heads;
-    attend_rows(work, item % n_kv_heads, item / n_kv_heads * work->rows, -1);
+    attend_rows(work, item % work->parts, item / work->parts * work->rows, -1);
 }
 
 static void block_item(void *argument, int32_t item, int32_t worker)
 {
     (void)worker;
     const struct attention_work *const work = argument;
-    const int32_t n_kv_heads = work->chunk->config->n_kv_heads;
-    attend_rows(work, item % n_kv_heads, 0, work->first_block + item / n_kv_heads);
+    attend_rows(work, item % work->parts, 0, work->first_block + item / work->parts);
 }
 
 static void merge_item(void *argument, int32_t head, int32_t worker)
@@ -152,9 +150,9 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const int32_t row = head / c->config->n_heads, first = first_key(work, row) / KV_BLOCK;
-    c->kernels->attend_merge(partial_at(c, (size_t)head, first), c->positions[row] / KV_BLOCK + 1 - first, c->config->head_dim,
-                             head_sink(work, head % c->config->n_heads),
-                             c->attended.f32 + (size_t)head * (size_t)c->config->head_dim);
+    const float *const sinks = work->weights->sinks;
+    c->kernels->attend_merge(partial_at(c, (size_t)head, first), c->positions[row] / KV_BLOCK + 1 - first, c->cache->value_dim,
+                             sinks == NULL ? NULL : sinks + head % c->config->n_heads, c->q + (size_t)head * (size_t)c->cache->key_dim);
 }
 
 static void output_item(void *argument, int32_t row, int32_t worker)
@@ -173,9 +171,8 @@ static uint64_t attended_bytes(const struct attention_work *work)
 {
     const struct chunk *const c = work->chunk;
     uint64_t bytes = 0;
-    for (int32_t row = 0; row < c->n; row++) {
-        bytes += row_bytes(c->positions[row] + 1 - first_key(work, row), 2 * (int64_t)c->attended.width);
-    }
+    const int64_t width = (int64_t)c->config->n_heads * (c->cache->key_dim + c->cache->value_dim);
+    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(c->positions[row] + 1 - first_key(work, row), width);
     return bytes;
 }
 
@@ -183,7 +180,7 @@ static uint64_t attended_bytes(const struct attention_work *work)
 static void attend(struct attention_work *work)
 {
     const struct chunk *const c = work->chunk;
-    const int32_t n_kv_heads = c->config->n_kv_heads;
+    const int32_t parts = work->parts;
     const uint64_t bytes = attended_bytes(work);
     int32_t blocks = 0;
     work->first_block = INT32_MAX;
@@ -195,32 +192,42 @@ static void attend(struct attention_work *work)
     blocks -= work->first_block;
     if (c->partials == NULL || c->n > ATTEND_SPLIT || blocks == 1) {
         /* Large tiles read keys and values less often; small ones keep all threads busy. */
-        work->rows = (int64_t)c->n * n_kv_heads < 2 * ATTEND_TILE * (int64_t)c->threads->n ? 4 : ATTEND_TILE;
-        threads_run(c->threads, attend_item, work, (c->n + work->rows - 1) / work->rows * n_kv_heads, bytes);
+        work->rows = (int64_t)c->n * parts < 2 * ATTEND_TILE * (int64_t)c->threads->n ? 4 : ATTEND_TILE;
+        threads_run(c->threads, attend_item, work, (c->n + work->rows - 1) / work->rows * parts, bytes);
         return;
     }
     work->rows = c->n;
-    threads_run(c->threads, block_item, work, blocks * n_kv_heads, bytes);
+    threads_run(c->threads, block_item, work, blocks * parts, bytes);
     threads_run(c->threads, merge_item, work, c->n * c->config->n_heads, bytes / KV_BLOCK);
 }
 
-void attention_layer(struct chunk *c, int32_t layer)
+static void grouped_queries(struct chunk *c, int32_t layer, struct attention_work *work)
 {
-    const struct layer *const w = &c->model->layers[layer];
+    const struct layer *const w = work->weights;
     const size_t q_width = (size_t)c->attended.width;
     const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
-    struct attention_work work = {c, w, layer, 0, 0};
-    product_norm(c, w->attn_norm, type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type));
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
     c->products[1] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
     c->products[2] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
     product_run(c, 3);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
-    threads_run(c->threads, prepare_item, &work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
+    threads_run(c->threads, prepare_item, work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ROPE);
+}
+
+void attention_layer(struct chunk *c, int32_t layer)
+{
+    const struct layer *const w = &c->model->layers[layer];
+    const bool latent = c->config->kv_latent_dim > 0;
+    struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0, 0};
+    const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) || type_reads_q8(w->q_latent.type);
+    product_norm(c, c->x, w->attn_norm, c->config->norm_eps, q8, &c->h);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
+    if (latent) latent_queries(c, layer);
+    else grouped_queries(c, layer, &work);
     attend(&work);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTEND);
+    if (latent) latent_values(c, layer);
     if (type_reads_q8(w->out.type)) product_quantize(c, &c->attended, c->n);
     c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
     product_run(c, 1);

@@ -8,9 +8,10 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     c->n_sequences = n_sequences;
     c->block_positions = context >= KV_BLOCK ? KV_BLOCK : (context + 15) & ~15;
     c->blocks_per_sequence = (int32_t)(((int64_t)context + KV_BLOCK - 1) / KV_BLOCK);
-    c->head_dim = config->head_dim;
-    c->value_stride = (config->head_dim + 15) & ~15;
-    c->head_bytes = (size_t)c->block_positions * (size_t)(c->head_dim + c->value_stride) * sizeof(float);
+    c->key_dim = config_key_dim(config);
+    c->value_dim = config_kv_value_dim(config);
+    c->value_stride = (c->value_dim + 15) & ~15;
+    c->head_bytes = (size_t)c->block_positions * (size_t)(c->key_dim + c->value_stride) * sizeof(float);
     c->layer_bytes = c->head_bytes * (size_t)config->n_kv_heads;
     c->block_bytes = c->layer_bytes * (size_t)config->n_layers;
     const uint64_t n_blocks = (uint64_t)n_sequences * (uint64_t)c->blocks_per_sequence;
@@ -90,10 +91,10 @@ void cache_write(const struct cache *c, int32_t sequence, int32_t layer, int32_t
     const int32_t block = cache_table(c, sequence)[position / KV_BLOCK], at = position % KV_BLOCK;
     uint8_t *const base = c->pool + (size_t)block * c->block_bytes;
     float *const keys = (float *)(void *)(base + cache_key_offset(c, layer, head)) +
-                        (size_t)(at / 16) * (size_t)c->head_dim * 16 + at % 16;
+                        (size_t)(at / 16) * (size_t)c->key_dim * 16 + at % 16;
     float *const values = (float *)(void *)(base + cache_value_offset(c, layer, head)) + (size_t)at * 16;
-    for (int32_t d = 0; d < c->head_dim; d++) keys[(size_t)d * 16] = key[d];
+    for (int32_t d = 0; d < c->key_dim; d++) keys[(size_t)d * 16] = key[d];
     for (int32_t d = 0; d < c->value_stride; d++) {
-        values[(size_t)(d / 16 * c->block_positions) * 16 + (size_t)(d % 16)] = d < c->head_dim ? value[d] : 0;
+        values[(size_t)(d / 16 * c->block_positions) * 16 + (size_t)(d % 16)] = d < c->value_dim ? value[d] : 0;
     }
 }

@@ -2,8 +2,8 @@
  * sequence names its blocks; sequences forked from one another share whole blocks until one of them writes.
  *
  *   block: for each layer, for each kv head:
- *            keys   [positions / 16][head_dim][16]   (element d of 16 neighbouring positions side by side)
- *            values [roundup16(head_dim) / 16][positions][16]   (zeros behind the last element)
+ *            keys   [positions / 16][key_dim][16]   (element d of 16 neighbouring positions side by side)
+ *            values [roundup16(value_dim) / 16][positions][16]   (zeros behind the last element)
  */
 #ifndef COLIBRI_CACHE_H
 #define COLIBRI_CACHE_H
@@ -16,7 +16,7 @@ struct cache {
     int32_t n_sequences, n_blocks;      /* blocks in the pool */
     int32_t blocks_per_sequence;
     int32_t block_positions;            /* KV_BLOCK, or less if the context is shorter */
-    int32_t head_dim, value_stride;
+    int32_t key_dim, value_dim, value_stride;
     size_t head_bytes, layer_bytes, block_bytes;
     uint8_t *pool;                      /* [n_blocks][block_bytes] */
     int32_t *tables;                    /* [n_sequences][blocks_per_sequence] */
@@ -35,7 +35,7 @@ void cache_reset(struct cache *cache);
 void cache_reserve(struct cache *cache, int32_t sequence, int32_t n);
 void cache_rewind(struct cache *cache, int32_t sequence, int32_t position);
 void cache_fork(struct cache *cache, int32_t source, int32_t target);
-/* Writes key and value [head_dim] of one layer, head and reserved position. */
+/* Writes key [key_dim] and value [value_dim] of one layer, head and reserved position. */
 void cache_write(const struct cache *cache, int32_t sequence, int32_t layer, int32_t head, int32_t position,
                  const float *key, const float *value);
 
@@ -46,7 +46,7 @@ static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, 
 
 static inline size_t cache_value_offset(const struct cache *cache, int32_t layer, int32_t head)
 {
-    return cache_key_offset(cache, layer, head) + (size_t)cache->block_positions * (size_t)cache->head_dim * sizeof(float);
+    return cache_key_offset(cache, layer, head) + (size_t)cache->block_positions * (size_t)cache->key_dim * sizeof(float);
 }
 
 static inline const int32_t *cache_table(const struct cache *cache, int32_t sequence)

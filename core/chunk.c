@@ -16,19 +16,23 @@ static int32_t larger(int32_t a, int32_t b)
 
 static void attention_buffers(struct chunk *k, struct arena *arena, const struct config *c, const colibri_params *p, uint64_t rows)
 {
-    const uint64_t q_width = (uint64_t)c->n_heads * (uint64_t)c->head_dim;
-    const uint64_t kv_width = (uint64_t)c->n_kv_heads * (uint64_t)c->head_dim;
-    if (q_width > INT32_MAX) arena->overflow = true;
-    k->q = arena_take(arena, rows, q_width * sizeof(float));
-    k->k = arena_take(arena, rows, kv_width * sizeof(float));
-    k->v = arena_take(arena, rows, kv_width * sizeof(float));
-    activation_layout(&k->attended, arena, rows, (int32_t)(q_width & INT32_MAX), false);
+    const uint64_t heads = (uint64_t)c->n_heads, key_bytes = (uint64_t)config_key_dim(c) * sizeof(float);
+    const bool latent = c->kv_latent_dim > 0;
+    k->q = arena_take(arena, rows, heads * key_bytes);
+    k->k = arena_take(arena, rows, (uint64_t)c->n_kv_heads * key_bytes);
+    k->v = latent ? NULL : arena_take(arena, rows, (uint64_t)c->n_kv_heads * key_bytes);
+    activation_layout(&k->attended, arena, rows, c->n_heads * config_out_dim(c), false);
     k->attended.f32 = k->q;
+    if (latent) {
+        k->attended.f32 = arena_take(arena, rows, heads * (uint64_t)larger(c->head_dim, c->value_dim) * sizeof(float));
+        activation_layout(&k->q_latent, arena, rows, c->q_latent_dim, true);
+        k->head_q8 = arena_take(arena, rows * heads, q8_row_bytes((size_t)larger(c->head_dim - c->rope_dim, c->kv_latent_dim)));
+    }
     k->partials = NULL;
     k->partial_blocks = (p->context - 1) / KV_BLOCK + 1;
-    if (p->threads == 1 || c->n_kv_heads >= 2 * p->threads || k->partial_blocks == 1) return;
-    const uint64_t heads = (uint64_t)(rows < ATTEND_SPLIT ? rows : ATTEND_SPLIT) * (uint64_t)c->n_heads;
-    k->partials = arena_take(arena, heads * (uint64_t)k->partial_blocks, attend_partial_floats(c->head_dim) * sizeof(float));
+    if (p->threads == 1 || chunk_attend_parts(c) >= 2 * p->threads || k->partial_blocks == 1) return;
+    const uint64_t split = (uint64_t)(rows < ATTEND_SPLIT ? rows : ATTEND_SPLIT) * heads;
+    k->partials = arena_take(arena, split * (uint64_t)k->partial_blocks, attend_partial_floats(config_kv_value_dim(c)) * sizeof(float));
 }
 
 static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads)
@@ -63,7 +67,7 @@ void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *mod
     k->rope_sine = arena_take(arena, rows, half * sizeof(float));
     k->x = arena_take(arena, rows, (uint64_t)c->n_embd * sizeof(float));
     activation_layout(&k->h, arena, rows, c->n_embd, true);
-    k->products = arena_take(arena, 3, sizeof *k->products);
+    k->products = arena_take(arena, (uint64_t)larger(3, c->kv_latent_dim ? c->n_heads : 0), sizeof *k->products);
     k->output_rows = arena_take(arena, rows, sizeof *k->output_rows);
     k->outputs = arena_take(arena, rows, sizeof *k->outputs);
     const uint64_t start = arena->used;

@@ -38,8 +38,11 @@ struct chunk {
     float *rope_cosine, *rope_sine;       /* [n][rope_dim / 2] */
     float *x;                             /* [n][n_embd] the residual stream */
     struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
-    float *q, *k, *v;                     /* [n][heads x head_dim] */
-    struct activation attended;           /* [n][n_heads x head_dim]; takes the place of q */
+    float *q, *k, *v;                     /* [n][heads x key_dim]; v NULL where values are made of a latent in k */
+    struct activation attended;           /* [n][n_heads x width of a value]; takes the place of q, but if values are made of a
+                                           * latent: then queries before they enter latent space lie here too */
+    struct activation q_latent;           /* [n][q_latent_dim] */
+    uint8_t *head_q8;                     /* [n][n_heads] what the matrices of single heads read */
     float *partials;                      /* [ATTEND_SPLIT x n_heads][partial_blocks] of a few rows, attention shared out by
                                            * blocks; NULL where heads alone keep the threads busy */
     int32_t partial_blocks;
@@ -55,7 +58,7 @@ struct chunk {
     struct activation inner;              /* [slots][widest n_ff] gate and up activated */
     float *scratch;                       /* [threads][scratch_floats] what a worker keeps within an item */
     size_t scratch_floats;                /* at least 2 panels of every slot, or of gate and up of every row */
-    struct matmul *products;              /* [3] work list */
+    struct matmul *products;              /* [3, or n_heads where heads have their own] work list */
     int32_t *output_rows;                 /* [n_outputs] rows whose logits are wanted */
     float **outputs;                      /* [n_outputs] where they go */
     int32_t n_outputs;
@@ -64,6 +67,12 @@ struct chunk {
 static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker)
 {
     return chunk->scratch + (size_t)worker * chunk->scratch_floats;
+}
+
+/* Parts that attention to one block is shared out in: key/value heads, and tiles of the query heads that read one. */
+static inline int32_t chunk_attend_parts(const struct config *config)
+{
+    return config->n_kv_heads * ((config->n_heads / config->n_kv_heads + ATTEND_TILE - 1) / ATTEND_TILE);
 }
 
 /* The buffers of attention share their memory with those of the feed-forward: a layer is in one of them at a time. */

@@ -183,6 +183,18 @@ static const char *group_fault(const struct config *c)
     return NULL;
 }
 
+static const char *latent_fault(const struct config *c)
+{
+    if (c->kv_latent_dim == 0) {
+        return c->q_latent_dim || c->value_dim || c->latent_norm_eps > 0 ? "kv_latent_dim is 0 but its companions are set" : NULL;
+    }
+    if (c->n_kv_heads != 1) return "kv_latent_dim needs n_kv_heads 1";
+    if (c->value_dim == 0) return "kv_latent_dim needs a value_dim";
+    if (c->rope_dim == c->head_dim) return "kv_latent_dim needs a head_dim above rope_dim";
+    if (c->rope_dim + c->kv_latent_dim > 1024) return "rope_dim and kv_latent_dim make more than 1024";
+    return c->qk_norm || c->qkv_clip > 0 || c->attn_qkv_bias ? "kv_latent_dim goes without qk_norm, qkv_clip and attn_qkv_bias" : NULL;
+}
+
 /* How fields must fit together. */
 static int32_t check_relations(const struct config *config, colibri_error *error)
 {
@@ -201,7 +213,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else fault = group_fault(config);
+    else if ((fault = group_fault(config)) == NULL) fault = latent_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

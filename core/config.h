@@ -18,6 +18,10 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(n_heads, 1, 4096, REQUIRED, "query heads")                                                                    \
     INT(n_kv_heads, 1, 4096, REQUIRED, "key and value heads, a divisor of n_heads")                                   \
     INT(head_dim, 1, 1024, REQUIRED, "width of a head")                                                               \
+    INT(kv_latent_dim, 0, 1024, 0, "keys and values of all heads are made of one latent this wide; 0: off")           \
+    INT(q_latent_dim, 0, 1048576, 0, "with it: queries are made of a latent this wide; 0: of the hidden state")       \
+    INT(value_dim, 0, 1024, 0, "with it: width of a head's value; 0 without it")                                      \
+    FLOAT(latent_norm_eps, 0, 1, 0, "epsilon of the RMSNorm of the latents")                                          \
     INT(rope_dim, 0, 1024, REQUIRED, "leading elements of a head that are rotated, even; 0: none")                    \
     FLOAT(rope_scale, 0.0001, 10000, 1, "multiplies cos and sin")                                                     \
     INT(context_length, 1, 1073741824, REQUIRED, "positions the model was trained for")                               \
@@ -56,6 +60,11 @@ struct config { CONFIG_FIELDS(CONFIG_INT, CONFIG_INT, CONFIG_LAYER, CONFIG_FLOAT
 #undef CONFIG_INT
 #undef CONFIG_LAYER
 #undef CONFIG_FLOAT
+
+/* Widths of a key and a value in the cache, and of what a head adds to the attention output. */
+static inline int32_t config_key_dim(const struct config *c) { return c->kv_latent_dim ? c->rope_dim + c->kv_latent_dim : c->head_dim; }
+static inline int32_t config_kv_value_dim(const struct config *c) { return c->kv_latent_dim ? c->kv_latent_dim : c->head_dim; }
+static inline int32_t config_out_dim(const struct config *c) { return c->kv_latent_dim ? c->value_dim : c->head_dim; }
 
 /* Reads the config section of a container (docs/FORMAT.md §2) and checks each field and how fields fit together. */
 int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error);

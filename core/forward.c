@@ -56,7 +56,7 @@ static void embed_item(void *argument, int32_t row, int32_t worker)
 static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error)
 {
     const struct layer *const weights = &c->model->layers[layer];
-    product_norm(c, weights->ffn_norm, weights->ffn_reads_q8);
+    product_norm(c, c->x, weights->ffn_norm, c->config->norm_eps, weights->ffn_reads_q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     if (c->config->n_experts[layer] == 0) {
         ffn_dense(c, layer);

@@ -60,8 +60,10 @@ void product_run(const struct chunk *chunk, int32_t count)
 
 struct norm_list {
     const struct chunk *chunk;
-    const float *weight;
+    const float *x, *weight;
+    float eps;
     bool q8;
+    const struct activation *to;
 };
 
 static void quantize_row(const struct chunk *chunk, const struct activation *a, int32_t row)
@@ -76,15 +78,15 @@ static void norm_item(void *argument, int32_t row, int32_t worker)
     (void)worker;
     const struct norm_list *const list = argument;
     const struct chunk *const c = list->chunk;
-    const size_t at = (size_t)row * (size_t)c->config->n_embd;
-    c->kernels->rms_norm(c->h.f32 + at, c->x + at, list->weight, c->config->n_embd, c->config->norm_eps);
-    if (list->q8) quantize_row(c, &c->h, row);
+    const size_t at = (size_t)row * (size_t)list->to->width;
+    c->kernels->rms_norm(list->to->f32 + at, list->x + at, list->weight, list->to->width, list->eps);
+    if (list->q8) quantize_row(c, list->to, row);
 }
 
-void product_norm(const struct chunk *chunk, const float *weight, bool q8)
+void product_norm(const struct chunk *chunk, const float *x, const float *weight, float eps, bool q8, const struct activation *to)
 {
-    struct norm_list list = {chunk, weight, q8};
-    threads_run(chunk->threads, norm_item, &list, chunk->n, 4 * row_bytes(chunk->n, chunk->config->n_embd));
+    struct norm_list list = {chunk, x, weight, eps, q8, to};
+    threads_run(chunk->threads, norm_item, &list, chunk->n, 4 * row_bytes(chunk->n, to->width));
 }
 
 struct quantize_list {

@@ -95,7 +95,6 @@ static void pack_panel(const struct source *s, int32_t row, uint8_t *panel)
     if (s->type == TYPE_Q8) memset(panel + groups * 544, 0, size - groups * 544);
 }
 
-
 /* The largest magnitude that a type can hold, and how that is told. */
 struct limit {
     float largest;

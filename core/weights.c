@@ -118,25 +118,32 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     return COLIBRI_OK;
 }
 
-static int32_t bind_expert_biases(struct binder *b, const struct config *c, int32_t n_experts, struct ffn_weights *experts)
+static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64_t rows, int64_t cols, struct matrix *heads)
 {
-    const int64_t n_ff = c->n_ff_expert, n_embd = c->n_embd;
-    const float *gate, *up, *down;
-    TRY(bind_vector(b, "experts_gate_bias", n_experts * n_ff, &gate));
-    TRY(bind_vector(b, "experts_up_bias", n_experts * n_ff, &up));
-    TRY(bind_vector(b, "experts_down_bias", n_experts * n_embd, &down));
-    for (int32_t e = 0; e < n_experts; e++) {
-        experts[e].gate_bias = gate + e * n_ff;
-        experts[e].up_bias = up + e * n_ff;
-        experts[e].down_bias = down + e * n_embd;
+    char name[CONTAINER_NAME_BYTES];
+    for (int32_t h = 0; h < n; h++) {
+        snprintf(name, sizeof name, "%s.%d", prefix, h);
+        TRY(bind_matrix(b, name, rows, cols, &heads[h]));
     }
     return COLIBRI_OK;
 }
 
-static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
+static int32_t bind_latent(struct binder *b, const struct config *c, struct layer *layer)
+{
+    if (c->q_latent_dim) {
+        TRY(bind_matrix(b, "attn_q_latent", c->q_latent_dim, c->n_embd, &layer->q_latent));
+        TRY(bind_vector(b, "attn_q_latent_norm", c->q_latent_dim, &layer->q_norm));
+    }
+    TRY(bind_matrix(b, "attn_q", (int64_t)c->n_heads * c->head_dim, c->q_latent_dim ? c->q_latent_dim : c->n_embd, &layer->q));
+    TRY(bind_matrix(b, "attn_kv_latent", config_key_dim(c), c->n_embd, &layer->k));
+    TRY(bind_vector(b, "attn_kv_latent_norm", c->kv_latent_dim, &layer->k_norm));
+    TRY(bind_heads(b, "attn_k_up", c->n_heads, c->kv_latent_dim, c->head_dim - c->rope_dim, layer->heads));
+    return bind_heads(b, "attn_v_up", c->n_heads, c->value_dim, c->kv_latent_dim, layer->heads + c->n_heads);
+}
+
+static int32_t bind_grouped(struct binder *b, const struct config *c, struct layer *layer)
 {
     const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
-    TRY(bind_vector(b, "attn_norm", c->n_embd, &layer->attn_norm));
     TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &layer->q));
     TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &layer->k));
     TRY(bind_matrix(b, "attn_v", kv_rows, c->n_embd, &layer->v));
@@ -149,7 +156,14 @@ static int32_t bind_attention(struct binder *b, const struct config *c, struct l
         TRY(bind_vector(b, "attn_q_norm", c->qk_norm == 1 ? c->head_dim : q_rows, &layer->q_norm));
         TRY(bind_vector(b, "attn_k_norm", c->qk_norm == 1 ? c->head_dim : kv_rows, &layer->k_norm));
     }
-    TRY(bind_matrix(b, "attn_out", c->n_embd, q_rows, &layer->out));
+    return COLIBRI_OK;
+}
+
+static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
+{
+    TRY(bind_vector(b, "attn_norm", c->n_embd, &layer->attn_norm));
+    TRY(c->kv_latent_dim ? bind_latent(b, c, layer) : bind_grouped(b, c, layer));
+    TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &layer->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));
     if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &layer->sinks));
     return COLIBRI_OK;
@@ -171,7 +185,11 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
     if (c->n_ff_shared) TRY(bind_ffn(b, "shared", c->n_ff_shared, c->n_embd, &layer->shared));
     layer->experts = experts;
-    if (c->expert_bias) TRY(bind_expert_biases(b, c, n_experts, experts));
+    if (c->expert_bias) {
+        TRY(bind_vector(b, "experts_gate_bias", (int64_t)n_experts * c->n_ff_expert, &layer->gate_bias));
+        TRY(bind_vector(b, "experts_up_bias", (int64_t)n_experts * c->n_ff_expert, &layer->up_bias));
+        TRY(bind_vector(b, "experts_down_bias", (int64_t)n_experts * c->n_embd, &layer->down_bias));
+    }
     for (int32_t e = 0; e < n_experts; e++) TRY(bind_expert(b, e, c->n_ff_expert, c->n_embd, &experts[e]));
     return COLIBRI_OK;
 }
@@ -244,13 +262,16 @@ static int32_t choose_kernels(const struct kernels **chosen, colibri_error *erro
 static void *take_layers(struct arena *arena, const struct config *config, colibri_model *model)
 {
     uint64_t n_experts = 0;
+    const uint64_t n_heads = config->kv_latent_dim ? 2 * (uint64_t)config->n_heads : 0;
     for (int32_t layer = 0; layer < config->n_layers; layer++) n_experts += (uint64_t)config->n_experts[layer];
     void *const self = arena_take(arena, 1, sizeof *model);
     struct layer *const layers = arena_take(arena, (uint64_t)config->n_layers, sizeof *layers);
     struct ffn_weights *const experts = arena_take(arena, n_experts, sizeof *experts);
+    struct matrix *const heads = arena_take(arena, n_heads * (uint64_t)config->n_layers, sizeof *heads);
     if (self != NULL) {
         model->layers = layers;
         model->experts = experts;
+        for (int32_t layer = 0; layer < config->n_layers; layer++) layers[layer].heads = heads + (uint64_t)layer * n_heads;
     }
     return self;
 }

@@ -11,17 +11,18 @@
 #include <stdatomic.h>
 
 /* gate and up [n_ff, n_embd], down [n_embd, n_ff]: a dense feed-forward, a shared expert or a routed one. */
-struct ffn_weights {
-    struct matrix gate, up, down;
-    const float *gate_bias, *up_bias, *down_bias; /* [rows]; NULL: none */
-};
+struct ffn_weights { struct matrix gate, up, down; };
 
 struct layer {
     const float *attn_norm;                     /* [n_embd] */
-    struct matrix q, k, v;                      /* [heads x head_dim, n_embd] */
+    struct matrix q, k, v;                      /* [heads x head_dim, n_embd]; latent: q of its latent, k [rope_dim +
+                                                 * kv_latent_dim, n_embd], no v */
+    struct matrix q_latent;                     /* [q_latent_dim, n_embd]; data NULL: none */
+    struct matrix *heads;                       /* latent: [n_heads] of [kv_latent_dim, head_dim - rope_dim], then [n_heads] of
+                                                 * [value_dim, kv_latent_dim] */
     const float *q_bias, *k_bias, *v_bias;      /* NULL: none */
-    const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; NULL: none */
-    struct matrix out;                          /* [n_embd, n_heads x head_dim] */
+    const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; latent: of the latents; NULL: none */
+    struct matrix out;                          /* [n_embd, n_heads x width of a value] */
     const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
     const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
@@ -30,6 +31,7 @@ struct layer {
     const float *shared_router;                 /* [n_embd]; NULL: the shared expert is not gated */
     struct ffn_weights shared;                  /* data NULL: none */
     const struct ffn_weights *experts;          /* [n_experts] */
+    const float *gate_bias, *up_bias, *down_bias; /* [n_experts][rows] of the routed experts; NULL: none */
     bool ffn_reads_q8;                          /* some gate or up is q8: the layer's input must be quantised */
 };
 

@@ -40,11 +40,14 @@ def shapes_of(
     for layer, n_experts in enumerate(experts_of):
         at = f"model.layers.{layer}"
         shapes[f"{at}.input_layernorm.weight"] = (hidden,)
-        for part, rows in (("q", n_q), ("k", n_k), ("v", n_k)):
+        latent = "kv_lora_rank" in config
+        if latent:
+            shapes |= _latent(f"{at}.self_attn", config)
+        for part, rows in () if latent else (("q", n_q), ("k", n_k), ("v", n_k)):
             shapes[f"{at}.self_attn.{part}_proj.weight"] = (rows, hidden)
             if qkv_bias:
                 shapes[f"{at}.self_attn.{part}_proj.bias"] = (rows,)
-        shapes[f"{at}.self_attn.o_proj.weight"] = (hidden, n_q)
+        shapes[f"{at}.self_attn.o_proj.weight"] = (hidden, n_heads * config["v_head_dim"] if latent else n_q)
         if out_bias:
             shapes[f"{at}.self_attn.o_proj.bias"] = (hidden,)
         if qk_norm:
@@ -75,6 +78,26 @@ def shapes_of(
             shapes |= _gated(f"{at}.mlp.shared_expert", n_ff_shared, hidden)
             shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
+
+
+def _latent(at: str, config: Config) -> dict[str, tuple[int, ...]]:
+    hidden, n_heads, rank, q_rank = (
+        config[key] for key in ("hidden_size", "num_attention_heads", "kv_lora_rank", "q_lora_rank")
+    )
+    plain, rope, value = (config[f"{part}_head_dim"] for part in ("qk_nope", "qk_rope", "v"))
+    n_q, n_kv = n_heads * (plain + rope), n_heads * (plain + value)
+    shapes: dict[str, tuple[int, ...]] = {f"{at}.q_proj.weight": (n_q, hidden)}
+    if q_rank:
+        shapes = {
+            f"{at}.q_a_proj.weight": (q_rank, hidden),
+            f"{at}.q_a_layernorm.weight": (q_rank,),
+            f"{at}.q_b_proj.weight": (n_q, q_rank),
+        }
+    return shapes | {
+        f"{at}.kv_a_proj_with_mqa.weight": (rank + rope, hidden),
+        f"{at}.kv_a_layernorm.weight": (rank,),
+        f"{at}.kv_b_proj.weight": (n_kv, rank),
+    }
 
 
 def _gated(

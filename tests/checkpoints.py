@@ -305,6 +305,46 @@ def gpt_oss(
     return write(path, config, experts, n_ff, n_ff, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
 
 
+def deepseek_v2(path: str | Path, *, topk_method: str = "greedy", **options: Any) -> Path:
+    """Latent attention; softmax scores without renormalisation."""
+    config = base_config("deepseek_v2", "DeepseekV2ForCausalLM", 2, 64, 4, 4, None)
+    return _latent(path, config | {"topk_method": topk_method}, norm_topk_prob=False, **options)
+
+
+def deepseek_v3(path: str | Path, **options: Any) -> Path:
+    """Latent attention; sigmoid scores with a bias."""
+    config = base_config("deepseek_v3", "DeepseekV3ForCausalLM", 2, 64, 4, 4, None)
+    return _latent(path, config, **options)
+
+
+def _latent(
+    path: str | Path,
+    config: Config,
+    *,
+    n_layers: int = 2,
+    hidden: int = 64,
+    n_heads: int = 4,
+    q_rank: int | None = 40,
+    kv_rank: int = 32,
+    head: tuple[int, int, int] = (24, 8, 16),
+    **options: Any,
+) -> Path:
+    """head: widths of the part of a query that does not rotate, of the one that does, and of a value."""
+    del config["head_dim"]
+    config |= {
+        "num_hidden_layers": n_layers,
+        "hidden_size": hidden,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_heads,
+        "q_lora_rank": q_rank,
+        "kv_lora_rank": kv_rank,
+        "qk_nope_head_dim": head[0],
+        "qk_rope_head_dim": head[1],
+        "v_head_dim": head[2],
+    }
+    return _grouped(path, config, **options)
+
+
 def _grouped(
     path: str | Path,
     config: Config,
@@ -352,6 +392,8 @@ FAMILIES = {
     "glm4_moe": glm4_moe,
     "dots1": dots1,
     "gpt_oss": gpt_oss,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
 }
 __all__ = ["EXPERT_LAYOUTS", "SPECIAL_TOKENS", "TEMPLATE", "tokenizer_json", *FAMILIES]
 

@@ -16,36 +16,32 @@ values, and at position 1000 the rounding of the angle is 3e-5: not noise, but p
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from oracle_experts import separate
+from oracle_reading import (
+    FAMILIES,
+    GROUPED,
+    Activations,
+    Array,
+    Config,
+    Float32,
+    Ints,
+    Rounding,
+    expected_names,
+    expert_names,
+    ffn_names,
+    read_config,
+    read_safetensors,
+    rope_frequencies,
+    router_name,
+)  # fmt: skip
 
-Array = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-# (tensor name, matrix [rows, cols]) -> matrix as some weight type would store it
-Rounding = Callable[[str, Float32], Float32]
-# rows [n, cols] that a matrix is about to multiply -> the same rows as an engine would round them
-Activations = Callable[[Array], Array]
-
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "glm4_moe", "dots1", "gpt_oss")
-THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
-GROUPED = ("glm4_moe", "dots1")  # routed as DeepSeek-V3
-DTYPES: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "U8": np.uint8,
-}
+__all__ = ["FAMILIES", "GROUPED", "rope_frequencies"]
 
 
 class Routing(NamedTuple):
@@ -58,36 +54,6 @@ class Routing(NamedTuple):
     choice: Array  # [n, E] what the choice is made among
 
 
-@dataclass(frozen=True)
-class Config:
-    """The mechanisms of one checkpoint, family by family resolved from config.json."""
-
-    family: str
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    inv_freq: Float32  # [rotated elements of a head / 2]
-    rope_scale: float  # multiplies cos and sin
-    qk_norm: str  # "none", "head" (over head_dim), "full" (over the whole projection)
-    qkv_clip: float | None
-    qkv_bias: bool
-    out_bias: bool
-    tied: bool
-    moe_layers: tuple[bool, ...]
-    n_experts: int
-    n_experts_used: int
-    renormalise: bool
-    shared: str  # name of the shared expert's block, "" for none
-    sigmoid: bool  # scores of single experts, chosen with a bias
-    groups: tuple[int, int]  # of experts, and how many of them stay in the choice
-    router_scale: float
-    gpt_oss: bool  # sinks, biases of gate logits and experts, a clamped activation
-    clamp: float  # of that activation
-    windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
-
-
 class Checkpoint(NamedTuple):
     """A model ready to compute with."""
 
@@ -96,195 +62,18 @@ class Checkpoint(NamedTuple):
     activations: Activations | None = None  # applied to the input of every matrix product but the routers'
 
 
-# ---------------------------------------------------------------------------------------------- reading
-
-
-def read_safetensors(path: Path) -> dict[str, Float32]:
-    """All tensors of one file. Format: u64 header length, JSON header, then the bytes it points into."""
-    raw = path.read_bytes()
-    size = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + size])
-    tensors: dict[str, Float32] = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = (8 + size + offset for offset in entry["data_offsets"])
-        values = np.frombuffer(raw[begin:end], DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        tensors[name] = values.astype(np.float32)
-    return tensors
-
-
-def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
-    return dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-
-
-def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float) -> Float32:
-    """Inverse frequencies [head_dim / 2], from any of the spellings in use."""
-    rope = rope_settings(config)
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
-    plain: Float32 = np.float32(1) / np.power(np.float32(theta), exponent)
-    if kind == "default":
-        return plain
-    if kind == "linear":
-        return plain / np.float32(rope["factor"])
-    if kind not in ("llama3", "yarn"):
-        raise ValueError(f"rope_type {kind!r}: expected default, linear, llama3 or yarn")
-    places = (config.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
-    original = np.float32(places[0] or places[1] or config["max_position_embeddings"])
-    if kind == "yarn":  # by the index of a frequency: the first are kept, the last divided, a ramp between
-        turns = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
-        at = [head_dim * math.log(original / (t * 2 * math.pi)) / (2 * math.log(theta)) for t in turns]
-        if rope.get("truncate", True):
-            at = [math.floor(at[0]), math.ceil(at[1])]
-        start, end = max(at[0], 0), min(at[1], head_dim - 1)
-        ramp = (np.arange(len(plain)) - start) / ((end - start) or 0.001)
-        divided = np.clip(ramp, 0, 1).astype(np.float32)
-        return np.asarray(plain / np.float32(rope["factor"]) * divided + plain * (1 - divided), np.float32)
-    low, high, factor = (np.float32(rope[k]) for k in ("low_freq_factor", "high_freq_factor", "factor"))
-    wavelength = np.float32(2 * math.pi) / plain
-    # 1 keeps a frequency (short waves), 0 divides it by factor (long waves), between them lies a ramp
-    keep = np.clip((original / wavelength - low) / (high - low), 0, 1)
-    return np.asarray((1 - keep) * plain / factor + keep * plain, np.float32)
-
-
-def yarn_scale(config: dict[str, Any], *names: str) -> float:
-    """1 + 0.1 m log(factor) with m the product of some settings; 1 without YaRN or with an m of 0."""
-    rope = rope_settings(config)
-    if rope.get("rope_type", rope.get("type")) != "yarn" or rope["factor"] <= 1:
-        return 1.0
-    return 1 + 0.1 * math.prod(rope.get(name) or 0.0 for name in names) * math.log(rope["factor"])
-
-
-def rope_scale(config: dict[str, Any]) -> float:
-    rope = rope_settings(config)
-    if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return yarn_scale(config, "mscale") / yarn_scale(config, "mscale_all_dim")
-    return yarn_scale(config)
-
-
-def windows_of(raw: dict[str, Any]) -> tuple[int, ...]:
-    """By layer: layer_types says which have one, or else each family's class; Qwen's have a switch."""
-    family, n = raw["model_type"], raw["num_hidden_layers"]
-    window = raw.get("sliding_window") or 0
-    if family in ("llama", "olmoe", "glm4_moe") or ("qwen" in family and not raw.get("use_sliding_window")):
-        window = 0
-    first = raw.get("max_window_layers", 28)
-    if family in ("mixtral", "qwen3_moe"):
-        sliding = [True] * n
-    elif family == "qwen2_moe":
-        sliding = [layer % 2 == 0 and layer < first for layer in range(n)]
-    else:
-        sliding = [layer >= first for layer in range(n)]
-    if raw.get("layer_types"):
-        sliding = [kind == "sliding_attention" for kind in raw["layer_types"]]
-    return tuple(window if one else 0 for one in sliding)
-
-
-def read_config(raw: dict[str, Any]) -> Config:
-    """config.json to mechanisms. A default is the one of the family's class in Transformers 5.24."""
-    family = raw["model_type"]
-    if family not in FAMILIES:
-        raise ValueError(f"model_type {family!r}: the oracle does not know it")
-    if raw.get("hidden_act", "silu") != "silu" or raw.get("mlp_bias"):
-        raise ValueError("the oracle computes SiLU feed-forwards without bias only")
-    n_layers, n_heads = raw["num_hidden_layers"], raw["num_attention_heads"]
-    derived = raw["hidden_size"] // n_heads
-    explicit = raw.get("head_dim", 128 if family == "qwen3" else None)
-    head_dim = derived if explicit is None else explicit
-    dense = family in ("llama", "qwen3")
-    counts = [raw[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in raw]
-    n_experts = 0 if dense else counts[0]
-    grouped = family in GROUPED
-    first = raw["first_k_dense_replace"] if grouped else 0
-    step, only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
-    if family in ("mixtral", "olmoe"):  # these have no dense layers, whatever the keys say
-        step, only = 1, []
-    attention_bias = bool(raw.get("attention_bias", False)) and family not in ("mixtral", "qwen2_moe")
-    share = raw.get("partial_rotary_factor", 0.5) if family == "glm4_moe" else 1
-    if family == "glm4_moe":
-        qk_norm = "head" if raw.get("use_qk_norm") else "none"
-    else:
-        qk_norm = {"qwen3": "head", "qwen3_moe": "head", "olmoe": "full", "dots1": "head"}.get(family, "none")
-    return Config(
-        family=family,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        n_kv_heads=raw.get("num_key_value_heads") or n_heads,
-        head_dim=head_dim,
-        norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
-        inv_freq=rope_frequencies(raw, int(head_dim * share), THETA.get(family, 1e4)),
-        rope_scale=rope_scale(raw),
-        qk_norm=qk_norm,
-        qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
-        qkv_bias=bool(raw.get("qkv_bias", True)) if family == "qwen2_moe" else attention_bias,
-        out_bias=attention_bias and family != "glm4_moe",
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        moe_layers=tuple(
-            not dense and n >= first and n not in only and (n + 1) % step == 0 for n in range(n_layers)
-        ),
-        n_experts=n_experts,
-        n_experts_used=0 if dense else raw["num_experts_per_tok"],
-        renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", False)),
-        shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
-        sigmoid=grouped,
-        groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1),
-        router_scale=raw.get("routed_scaling_factor", 1.0) if grouped else 1.0,
-        gpt_oss=family == "gpt_oss",
-        clamp=raw.get("swiglu_limit", 7.0),
-        windows=windows_of(raw),
-    )
-
-
-def expected_names(config: Config) -> tuple[list[str], list[str]]:
-    """(matrices that a weight type may round, tensors that stay f32), by Hugging Face name."""
-    matrices = ["model.embed_tokens.weight"] + ([] if config.tied else ["lm_head.weight"])
-    exact = ["model.norm.weight"]
-    for n in range(config.n_layers):
-        layer, attn = f"model.layers.{n}.", f"model.layers.{n}.self_attn."
-        exact += [layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight"]
-        matrices += [f"{attn}{m}_proj.weight" for m in "qkvo"]
-        exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
-        exact += [attn + "o_proj.bias"] if config.out_bias else []
-        exact += [attn + "sinks"] if config.gpt_oss else []
-        exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
-        if config.moe_layers[n]:
-            exact.append(router_name(config, n) + "weight")
-            exact += [router_name(config, n) + "bias"] if config.gpt_oss else []
-            for e in range(config.n_experts):
-                names = expert_names(config, n, e)
-                matrices += names
-                exact += [name.replace("weight", "bias") for name in names if config.gpt_oss]
-            exact += [layer + "mlp.gate.e_score_correction_bias"] if config.sigmoid else []
-            if config.shared:
-                exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
-                matrices += ffn_names(f"{layer}mlp.{config.shared}.")
-        else:
-            matrices += ffn_names(layer + "mlp.")
-    return matrices, exact
-
-
-def moe_prefix(config: Config, layer: int) -> str:
-    return f"model.layers.{layer}." + ("block_sparse_moe." if config.family == "mixtral" else "mlp.")
-
-
-def router_name(config: Config, layer: int) -> str:
-    return moe_prefix(config, layer) + ("router." if config.gpt_oss else "gate.")
-
-
-def ffn_names(prefix: str) -> list[str]:
-    return [f"{prefix}{m}_proj.weight" for m in ("gate", "up", "down")]
-
-
-def expert_names(config: Config, layer: int, expert: int) -> list[str]:
-    """gate, up, down of one expert."""
-    prefix = f"{moe_prefix(config, layer)}experts.{expert}."
-    if config.family == "mixtral":
-        return [prefix + "w1.weight", prefix + "w3.weight", prefix + "w2.weight"]
-    return ffn_names(prefix)
+def stored(config: Config, name: str, matrix: Float32, rounding: Rounding) -> Float32:
+    """The matrix as a weight type keeps it. What makes keys and values of a latent is kept by head, the part
+    for keys transposed."""
+    if not name.endswith("kv_b_proj.weight"):
+        return rounding(name, matrix)
+    assert config.latent is not None
+    plain, value, _, rank = config.latent
+    heads = matrix.reshape(config.n_heads, plain + value, rank).copy()
+    for h, up in enumerate(heads):
+        up[:plain] = rounding(f"{name}, keys of {h}", np.ascontiguousarray(up[:plain].T)).T
+        up[plain:] = rounding(f"{name}, values of {h}", up[plain:])
+    return heads.reshape(matrix.shape)
 
 
 def load(
@@ -304,7 +93,8 @@ def load(
         raise ValueError(f"{directory}: missing tensors {sorted(missing)}, unknown tensors {sorted(unknown)}")
     weights = {name: found[name].astype(np.float64) for name in exact}
     for name in matrices:
-        weights[name] = (rounding(name, found[name]) if rounding else found[name]).astype(np.float64)
+        matrix = stored(config, name, found[name], rounding) if rounding else found[name]
+        weights[name] = matrix.astype(np.float64)
     if config.tied and not np.array_equal(
         found.get("lm_head.weight", found["model.embed_tokens.weight"]), found["model.embed_tokens.weight"]
     ):
@@ -371,7 +161,7 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     hidden = (key > query) | (key <= query - (config.windows[layer] or n))
     out = np.empty_like(q)
     for h in range(config.n_heads):
-        scores = q[:, h] @ k[:, h // group].T / math.sqrt(config.head_dim)  # [n, n]
+        scores = q[:, h] @ k[:, h // group].T * config.attn_scale  # [n, n]
         scores = np.where(hidden, -np.inf, scores)
         if config.gpt_oss:  # one more score, of no key
             sink = np.full((n, 1), weights[prefix + "sinks"][h])
@@ -379,6 +169,40 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
         out[:, h] = softmax(scores)[:, :n] @ v[:, h // group]
     y = linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
     return y + weights[prefix + "o_proj.bias"] if config.out_bias else y
+
+
+def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
+    """Multi-head latent attention as the paper has it, keys and values made of the latent. x [n, d]."""
+    config, weights, n = model.config, model.weights, len(x)
+    assert config.latent is not None
+    plain, value, q_rank, rank = config.latent
+    prefix = f"model.layers.{layer}.self_attn."
+    q = x
+    if q_rank:
+        q = rms_norm(
+            linear(model, prefix + "q_a_proj.weight", x), weights[prefix + "q_a_layernorm.weight"], 1e-6
+        )
+    q = linear(model, prefix + ("q_b_proj.weight" if q_rank else "q_proj.weight"), q)
+    q_plain, q_rope = np.split(q.reshape(n, config.n_heads, -1), [plain], axis=-1)
+    latent, k_rope = np.split(linear(model, prefix + "kv_a_proj_with_mqa.weight", x), [rank], axis=-1)
+    latent = rms_norm(latent, weights[prefix + "kv_a_layernorm.weight"], 1e-6)
+
+    def turn(y: Array) -> Array:
+        """[n, heads, rope]. If neighbours turn together they are set half apart: scores stay the same."""
+        halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
+        return rotate(halves if config.interleaved else y, config.inv_freq, config.rope_scale)
+
+    q_rope, k_rope = turn(q_rope), turn(k_rope[:, None])[:, 0]
+    out = np.empty((n, config.n_heads, value))
+    up = weights[prefix + "kv_b_proj.weight"].reshape(config.n_heads, plain + value, rank)
+    rounded = (lambda y: y) if model.activations is None else model.activations
+    for h in range(config.n_heads):
+        # (q_plain . K latent) = (K^T q_plain) . latent: what is rounded is the vector that meets the matrix
+        scores = rounded(q_plain[:, h]) @ up[h, :plain] @ latent.T + q_rope[:, h] @ k_rope.T
+        future = np.triu(np.ones((n, n), bool), 1)
+        attended = softmax(np.where(future, -np.inf, scores * config.attn_scale)) @ latent
+        out[:, h] = rounded(attended) @ up[h, plain:].T
+    return linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
 
 
 def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
@@ -447,7 +271,8 @@ def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[R
     routings = []
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
-        x = x + attention(model, n, rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps))
+        attend = latent_attention if config.latent else attention
+        x = x + attend(model, n, rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps))
         normed = rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.norm_eps)
         if config.moe_layers[n]:
             out, routing = mixture(model, n, normed)

@@ -41,6 +41,8 @@ MODELS = (
     "glm4_moe_groups",
     "qwen2_moe_window",
     "gpt_oss_odd",
+    "deepseek_v3_odd",
+    "deepseek_v3_heads",
 )
 CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q4")]
 CASES.append(("gpt_oss_mxfp4", "q8"))  # whose experts stay as they are
@@ -258,7 +260,8 @@ def test_no_heap_call_after_init(tmp_path: Path) -> None:
         f"-Wl,-rpath,{library.parent}",
     ]
     subprocess.run(["cc", *arguments, "-pthread", "-o", str(program)], check=True)
-    for name, type in (("qwen2_moe_dense_layers", "q8"), ("mixtral_bf16", "f32"), ("olmoe_clip", "bf16")):
+    cases = [("qwen2_moe_dense_layers", "q8"), ("mixtral_bf16", "f32"), ("olmoe_clip", "bf16")]
+    for name, type in [*cases, ("deepseek_v3_odd", "q8")]:
         found = subprocess.run(
             [str(program), str(models.converted(name, type))], check=True, capture_output=True, text=True
         )

@@ -13,12 +13,17 @@ import pytest
 
 import checkpoints
 from colibri.convert import convert
+from colibri.convert.registry import known
 from colibri.errors import ConversionError
 from colibri.format import read_container
 
 
 def fields(source: Path, out: Path) -> dict[str, Any]:
     return read_container(convert(source, out, "f32").path).config
+
+
+def test_every_family_is_found() -> None:
+    assert set(known()) >= set(checkpoints.FAMILIES)
 
 
 def test_dense_layers_come_first_and_then_every_so_many(tmp_path: Path) -> None:

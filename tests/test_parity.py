@@ -160,7 +160,7 @@ def test_a_bf16_checkpoint_gives_the_same_bits_as_f32_and_as_bf16(name: str) -> 
 # vectors differ by an f32 rounding before they are quantised: it falls on the other side of a boundary as
 # often. Checkpoints are stored as f32 here, since products of bf16 numbers often lie exactly on a boundary.
 Q8_BOUND, Q8_EXACT_ROWS = 1e-5, 20
-NEIGHBOURS, ULP = 8, 3e-7
+NEIGHBOURS, ULP = 40, 3e-7
 # What rounding the activations costs (measured 0.39 and 0.055 at most), in rows that keep their experts, on
 # these tiny models: 48 or 64 wide, logits of standard deviation 1; errors shrink with a model's width.
 Q8_ERROR, Q8_RMS = 0.6, 0.08

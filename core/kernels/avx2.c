@@ -16,7 +16,6 @@
 #endif
 
 #include "kernels.h"
-
 #include <immintrin.h>
 #if defined(AVX2_VNNI) && defined(COLIBRI_AVX_VNNI_HEADER)
 #include COLIBRI_AVX_VNNI_HEADER

@@ -14,7 +14,6 @@
 #endif
 
 #include "kernels.h"
-
 #include <stdint.h>
 #include <string.h>
 

@@ -191,6 +191,16 @@ INLINE void open_q8(const struct matmul *m, int32_t panel, size_t first, size_t 
     for (size_t i = 0; i < n; i++) b->scale[i] = vf_f16(w + q8_groups(cols) * 512 + (first + i) * 32);
 }
 
+INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b)
+{
+    const size_t cols = (size_t)m->w->cols;
+    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_MXFP4, cols), *at = w + first * 256;
+    for (size_t i = 0; i < n; i++) {
+        for (wq *quad = b->quad + i * 8; quad < b->quad + i * 8 + 4; quad++, at += 64) mxfp4_load(at, quad, quad + 4);
+        b->scale[i] = mxfp4_scale(w, cols, first + i);
+    }
+}
+
 INLINE void open_q4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q4 *b)
 {
     const size_t cols = (size_t)m->w->cols;
@@ -201,16 +211,6 @@ INLINE void open_q4(const struct matmul *m, int32_t panel, size_t first, size_t 
         }
     }
     q4_scales(w + (q8_groups(cols) + first / Q4_SUPER) * 256, b->scale, b->minus);
-}
-
-INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b)
-{
-    const size_t cols = (size_t)m->w->cols;
-    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_MXFP4, cols), *at = w + first * 256;
-    for (size_t i = 0; i < n; i++) {
-        for (wq *quad = b->quad + i * 8; quad < b->quad + i * 8 + 4; quad++, at += 64) mxfp4_load(at, quad, quad + 4);
-        b->scale[i] = mxfp4_scale(w, cols, first + i);
-    }
 }
 
 /* T rows x by the groups first … first + n - 1 of a block; T is a constant where it is called. */

@@ -1,7 +1,6 @@
 /* scalar.c: the kernel set of every machine, in plain C with the vector types of gcc and clang, which become whatever the
  * target has; the reference that the others are compared with. Owns the exact fused multiply-add for CPUs without one. */
 #include "kernels.h"
-
 #include <stdint.h>
 #include <string.h>
 

@@ -101,7 +101,8 @@ def expected_entries(config: Config, types: Types) -> list[Entry]:
 def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
     """Lazy, so that a damaged file is refused at its first wrong entry, before a long list is built."""
     n_vocab, n_embd, head_dim = config["n_vocab"], config["n_embd"], config["head_dim"]
-    n_q, n_kv = config["n_heads"] * head_dim, config["n_kv_heads"] * head_dim
+    n_heads, kv_latent, q_latent = config["n_heads"], config["kv_latent_dim"], config["q_latent_dim"]
+    n_q, n_kv = n_heads * head_dim, config["n_kv_heads"] * head_dim
 
     def of(name: str, count: int) -> tuple[str, ...]:
         return (types,) * count if isinstance(types, str) else types(name)
@@ -112,6 +113,29 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
     def matrix(name: str, rows: int, cols: int, type: str | None = None) -> Entry:
         chosen = type or of(name, 1)[0]
         return Entry(name, "matrix", rows, cols, (chosen,), matrix_bytes(rows, cols, chosen))
+
+    def latent(at: str) -> Iterator[Entry]:
+        if q_latent:
+            yield matrix(at + "attn_q_latent", q_latent, n_embd)
+            yield vector(at + "attn_q_latent_norm", q_latent)
+        yield matrix(at + "attn_q", n_q, q_latent or n_embd)
+        yield matrix(at + "attn_kv_latent", config["rope_dim"] + kv_latent, n_embd)
+        yield vector(at + "attn_kv_latent_norm", kv_latent)
+        for head in range(n_heads):
+            yield matrix(f"{at}attn_k_up.{head}", kv_latent, head_dim - config["rope_dim"])
+        for head in range(n_heads):
+            yield matrix(f"{at}attn_v_up.{head}", config["value_dim"], kv_latent)
+
+    def grouped(at: str) -> Iterator[Entry]:
+        projections = (("q", n_q), ("k", n_kv), ("v", n_kv))
+        for part, rows in projections:
+            yield matrix(f"{at}attn_{part}", rows, n_embd)
+        if config["attn_qkv_bias"]:
+            for part, rows in projections:
+                yield vector(f"{at}attn_{part}_bias", rows)
+        if config["qk_norm"]:
+            for part, rows in projections[:2]:
+                yield vector(f"{at}attn_{part}_norm", head_dim if config["qk_norm"] == 1 else rows)
 
     def gated(at: str, width: int) -> Iterator[Entry]:
         yield matrix(f"{at}_gate", width, n_embd)
@@ -127,16 +151,8 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
     for layer in range(config["n_layers"]):
         at = f"layers.{layer}."
         yield vector(at + "attn_norm", n_embd)
-        projections = (("q", n_q), ("k", n_kv), ("v", n_kv))
-        for part, rows in projections:
-            yield matrix(f"{at}attn_{part}", rows, n_embd)
-        if config["attn_qkv_bias"]:
-            for part, rows in projections:
-                yield vector(f"{at}attn_{part}_bias", rows)
-        if config["qk_norm"]:
-            for part, rows in projections[:2]:
-                yield vector(f"{at}attn_{part}_norm", head_dim if config["qk_norm"] == 1 else rows)
-        yield matrix(at + "attn_out", n_embd, n_q)
+        yield from latent(at) if kv_latent else grouped(at)
+        yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)
         if config["attn_sinks"]:
@@ -172,9 +188,10 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
 
 def entry_class(entry: Entry) -> str:
     """What an entry serves: embedding, output, attention, routers, experts, shared, dense, norms or blobs."""
-    part = entry.name.rsplit(".", 1)[-1]
     if entry.kind in ("expert", "blob"):
         return "experts" if entry.kind == "expert" else "blobs"
+    words = entry.name.split(".")
+    part = words[2] if words[0] == "layers" else words[0]
     if part in ("embedding", "output"):
         return part
     if part in ("router", "router_logit_bias", "router_bias", "shared_router"):

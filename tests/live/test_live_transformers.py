@@ -20,7 +20,7 @@ import oracle
 from colibri.convert import convert
 from fixtures import models
 from fixtures.native import engine
-from fixtures.variants import LLAMA3, VARIANTS, YARN
+from fixtures.variants import LLAMA3, MSCALE, VARIANTS, YARN
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -96,6 +96,11 @@ GROUPED = {
     "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 YARN_PARAMETERS = {**YARN["rope_scaling"], "rope_type": "yarn", "rope_theta": 1e4}  # type: ignore[dict-item]
+MSCALE_PARAMETERS = {**MSCALE["rope_scaling"], "rope_type": "yarn", "rope_theta": 1e4}  # type: ignore[dict-item]
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 16,
+}  # fmt: skip
 SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16}),
     "qwen3_moe": (
@@ -140,6 +145,16 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 20}),
     "glm4_moe": ("Glm4Moe", {**GROUPED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}),
     "glm4_moe yarn": ("Glm4Moe", {**GROUPED, "head_dim": 24, "rope_parameters": YARN_PARAMETERS}),
+    "deepseek_v2": ("DeepseekV2", {**LATENT, **GROUPED, "q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek_v2 groups": (
+        "DeepseekV2",
+        {**LATENT, **GROUPED, "topk_method": "group_limited_greedy", "rope_parameters": MSCALE_PARAMETERS},
+    ),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, **GROUPED}),
+    "deepseek_v3 yarn, not interleaved": (
+        "DeepseekV3",
+        {**LATENT, **GROUPED, "rope_interleave": False, "rope_parameters": MSCALE_PARAMETERS},
+    ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 

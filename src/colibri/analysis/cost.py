@@ -66,6 +66,8 @@ def count(config: Config, tensors: list[Entry]) -> Cost:
         used = config["n_experts_used"]
         experts_bytes += used * sum(entry.bytes for entry in layer) // len(layer)
         layers_flops += used * sum(2 * rows * cols for rows, cols, _ in layer[0].matrices)
-    padded = -(-config["head_dim"] // _LANES) * _LANES
-    kv = config["n_layers"] * config["n_kv_heads"] * (config["head_dim"] + padded) * _KV_BYTES
+    latent = config["kv_latent_dim"]
+    key, value = (config["rope_dim"] + latent, latent) if latent else (config["head_dim"],) * 2
+    padded = -(-value // _LANES) * _LANES
+    kv = config["n_layers"] * config["n_kv_heads"] * (key + padded) * _KV_BYTES
     return Cost(embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, layers_flops, output_flops)

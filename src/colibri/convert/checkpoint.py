@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -57,7 +57,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A matrix [rows, cols] inside a tensor: the whole of it, or rows start ... of one expert's slice."""
+    """A matrix [rows, cols] inside a tensor: the whole of it, or rows start ... of one expert's slice, or
+    rows in another order, or columns col ... of a part that lies transposed."""
 
     tensor: SourceTensor
     rows: int
@@ -65,7 +66,9 @@ class View:
     expert: int | None = None
     start: int = 0
     transposed: bool = False  # the slice lies as [cols, rows]
-    step: int = 1  # from row to row, or from number to number of a vector
+    col: int = 0  # with transposed: the source row of column 0
+    order: Sequence[int] = ()  # source row of each row, or place of each number, if they are not neighbours
+    flat: bool = False  # a vector: the numbers of a tensor of any shape
     scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
 
     def bytes(self, rows: int) -> int:
@@ -146,27 +149,31 @@ def reading() -> Iterator[ReadRows]:
             current[1].__exit__(None, None, None)
             current = None
 
-    def vector(whole: npt.NDArray[Any], view: View) -> npt.NDArray[Any]:
-        return whole.reshape(-1)[view.start :: view.step].reshape(1, view.cols)
-
     def read(view: View, first: int, last: int) -> npt.NDArray[Any]:
         tensor = view.tensor
-        rows = slice(view.start + first * view.step, view.start + (last - 1) * view.step + 1)
-        index: Any = (slice(None), rows) if view.transposed else (rows,)
+        picked = np.array(view.order[first:last], dtype=np.intp)
+        rows = slice(view.start + first, view.start + last)
+        if view.order and not view.flat:
+            rows = slice(int(picked.min()), int(picked.max()) + 1)
+        columns = slice(view.col, view.col + view.cols)
+        index: Any = (columns, rows) if view.transposed else (rows,)
         if view.expert is not None:
             index = (view.expert, *index)
         handle = handle_of(tensor.file, view.bytes(last - first))
         try:
-            if view.expert is None and view.rows == 1:
-                return vector(handle.get_tensor(tensor.name), view)
+            if view.flat:
+                numbers: npt.NDArray[Any] = handle.get_tensor(tensor.name).reshape(1, -1)
+                return numbers[:, np.array(view.order)] if view.order else numbers
             data = handle.get_slice(tensor.name)[index]
             if view.scales is not None:
                 scales = handle_of(view.scales.file, 0).get_slice(view.scales.name)[index]
-                return np.concatenate([data, scales[..., None]], axis=2)[:: view.step]
+                data = np.concatenate([data, scales[..., None]], axis=2)
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{tensor.name} in {tensor.file}: {error}") from error
         rows_first: npt.NDArray[Any] = data.T if view.transposed else data
-        return rows_first[:: view.step].reshape(last - first, view.cols)
+        if view.order:
+            rows_first = rows_first[picked - rows.start]
+        return rows_first if view.scales is not None else rows_first.reshape(last - first, view.cols)
 
     try:
         yield read

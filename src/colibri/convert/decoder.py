@@ -7,13 +7,14 @@ Refuses: other activations, impossible head sizes, more experts chosen than ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from colibri.convert.checkpoint import SourceTensor, View
 from colibri.convert.keys import Keys
 from colibri.convert.rope import read_rope
 from colibri.convert.windows import Windows, read_windows
@@ -24,13 +25,24 @@ from colibri.errors import ConversionError
 Names = Mapping[str, tuple[str, ...]]
 
 
+class Cut(NamedTuple):
+    """An entry that is a part or a permutation of its source: the source's shape, and the part that a head
+    has."""
+
+    shape: tuple[int, int]
+    view: Callable[[SourceTensor, int], View]
+
+
 class Decoder(NamedTuple):
     """A model's config fields (without n_vocab_used, which follows from the tokenizer), its RoPE
-    frequencies, and how many layers behind the last one a checkpoint may hold for other purposes."""
+    frequencies, how many layers behind the last one a checkpoint may hold for other purposes, and cuts by
+    target entry; {H} in it is the head."""
 
     config: dict[str, Any]
     inv_freq: npt.NDArray[np.float32]
     extra_layers: int = 0
+    cuts: Mapping[str, Cut] = {}
+    all_dim_scale: float = 1.0  # of rope.py's Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +89,13 @@ def read_decoder(
     defaults: Mapping[str, Any],
     theta: float = 10000.0,
     share: float | None = None,
+    head_dim: int | None = None,
     windows: Windows | None = None,
 ) -> Decoder:
     """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
     num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
-    `share` as in read_rope, `windows` as in read_windows.
+    `share` as in read_rope, `windows` as in read_windows. `head_dim`: a family that knows it allows no other
+    in config.json.
     """
     keys.require("hidden_act", ("silu", "swish"), "silu")
     n_embd = keys.integer("hidden_size", defaults["hidden_size"])
@@ -89,7 +103,10 @@ def read_decoder(
     n_kv_heads = keys.optional_integer("num_key_value_heads", defaults["num_key_value_heads"]) or n_heads
     if n_heads % n_kv_heads:
         raise keys.error("num_key_value_heads", f"a divisor of num_attention_heads = {n_heads}")
-    head_dim = keys.optional_integer("head_dim", defaults.get("head_dim"))
+    found = keys.optional_integer("head_dim", defaults.get("head_dim"))
+    if head_dim is not None and found not in (None, head_dim):
+        raise keys.error("head_dim", f"null or {head_dim}")
+    head_dim = found if head_dim is None else head_dim
     if head_dim is None:
         if n_embd % n_heads:
             raise ConversionError(
@@ -115,7 +132,7 @@ def read_decoder(
         "tied_output": int(keys.flag("tie_word_embeddings", False)),
         "window": read_windows(keys, windows, n_layers, context_length),
     }
-    return Decoder(config, rope.inv_freq)
+    return Decoder(config, rope.inv_freq, all_dim_scale=rope.all_dim_scale)
 
 
 def read_experts(

@@ -27,7 +27,7 @@ _REASONS = {
         "torch_dtype dtype use_cache return_dict output_attentions output_hidden_states torchscript "
         "use_bfloat16 tf_legacy_loss chunk_size_feed_forward attn_implementation _attn_implementation "
         "_attn_implementation_autoset _experts_implementation experts_implementation _flash_attn_2_enabled "
-        "use_flash_attn cache_implementation low_cpu_mem_usage"
+        "use_flash_attn cache_implementation low_cpu_mem_usage ep_size"
     ),
     "token ids, read for generation.json": (
         "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id forced_bos_token_id "
@@ -75,6 +75,7 @@ class Keys:
         self.path = path
         self.defaults: dict[str, Any] = {}
         self._read: set[str] = set()
+        self._own_code = ""
 
     def error(self, name: str, wanted: str, next_step: str = "") -> ConversionError:
         found = f"{self.values[name]!r:.120}" if name in self.values else "nothing"
@@ -148,11 +149,21 @@ class Keys:
                 "it has no effect on the output."
             )
 
+    def allow_code(self, module: str) -> None:
+        """The checkpoint may name this module of modelling code, which the family is known to compute."""
+        self._own_code = module + "."
+
     def _refuse_own_code(self) -> None:
         self._read.add("auto_map")
         auto_map = self.values.get("auto_map")
         models = (
-            [key for key in auto_map if key.startswith("AutoModel")] if isinstance(auto_map, dict) else []
+            [
+                key
+                for key, code in auto_map.items()
+                if key.startswith("AutoModel") and not str(code).startswith(self._own_code or "\0")
+            ]
+            if isinstance(auto_map, dict)
+            else []
         )
         if models:
             raise self.error(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from colibri.config import Config
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
-from colibri.convert.decoder import IGNORED_SUFFIXES, Decoder, ExpertNames
+from colibri.convert.decoder import IGNORED_SUFFIXES, Cut, Decoder, ExpertNames
 from colibri.convert.registry import Family
 from colibri.entries import Entry
 from colibri.errors import ConversionError
@@ -22,6 +22,7 @@ Tensors = dict[str, SourceTensor]  # by name without wrappers
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _SLICE = re.compile(r"(.+)\[(\d)::(\d)\]")
+_HEAD = re.compile(r"\.(\d+)$")
 _EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
 
 
@@ -39,9 +40,11 @@ def resolve(
             assert family.EXPERTS is not None
             views = _expert(tensors, family.EXPERTS, entry, config["n_experts"], missing)
         else:
+            pattern, head = _pattern(entry.name)
+            sources = _sources(family, pattern, entry.name, tied)
             layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(layer[1])] if layer else 1
-            views = _plain(tensors, _sources(family, entry.name, tied), entry, missing, count)
+            views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
         found[entry.name] = tuple(views)
     used = {view.tensor.name for one in found.values() for view in one}
     used |= {view.scales.name for one in found.values() for view in one if view.scales}
@@ -66,9 +69,15 @@ def resolve(
     return found, ignored
 
 
-def _sources(family: Family, name: str, tied: bool) -> list[str]:
-    layer = _LAYER.match(name)
+def _pattern(name: str) -> tuple[str, int]:
+    """The name with {N} for the layer and {H} for the head, and that head."""
+    layer, head = _LAYER.match(name), _HEAD.search(name)
     pattern = name.replace(layer[0], "layers.{N}.", 1) if layer else name
+    return (_HEAD.sub(".{H}", pattern), int(head[1])) if head else (pattern, 0)
+
+
+def _sources(family: Family, pattern: str, name: str, tied: bool) -> list[str]:
+    layer = _LAYER.match(name)
     if pattern not in family.TENSORS:
         raise ConversionError(
             f"The family of {family.MODEL_TYPES[0]} has no source for {name}; this is a bug."
@@ -78,18 +87,31 @@ def _sources(family: Family, name: str, tied: bool) -> list[str]:
     return [*names, "lm_head.weight"] if name == "embedding" and tied else names
 
 
-def _plain(tensors: Tensors, sources: list[str], entry: Entry, missing: list[str], count: int) -> list[View]:
+def _plain(
+    tensors: Tensors,
+    sources: list[str],
+    entry: Entry,
+    missing: list[str],
+    cut: Cut | None,
+    head: int,
+    count: int,
+) -> list[View]:
     """`count`: of experts whose vectors stand one after the other."""
     for source in sources:
         match = _SLICE.fullmatch(source)
         name, start, step = (match[1], int(match[2]), int(match[3])) if match else (source, 0, 1)
         if name not in tensors:
             continue
-        shapes: list[tuple[int, ...]] = [(entry.rows, entry.cols)]
-        if entry.kind == "vector":
-            shapes = [(entry.cols * step,), (count, entry.cols * step // count)]
-        _check_shape(tensors[name], shapes, entry.name)
-        return [View(tensors[name], entry.rows, entry.cols, None, start, False, step)]
+        if cut is not None:
+            _check_shape(tensors[name], [cut.shape], entry.name)
+            return [cut.view(tensors[name], head)]
+        if entry.kind == "matrix":
+            _check_shape(tensors[name], [(entry.rows, entry.cols)], entry.name)
+            return [View(tensors[name], entry.rows, entry.cols)]
+        numbers = entry.cols * step
+        _check_shape(tensors[name], [(numbers,), (count, numbers // count)], entry.name)
+        order = range(start, numbers, step) if match else ()
+        return [View(tensors[name], 1, entry.cols, order=order, flat=True)]
     missing.append(" or ".join(_SLICE.sub(r"\1", source) for source in sources))
     return []
 
@@ -188,8 +210,17 @@ def _in_turns(
             _check_shape(tensors[name], [shape], entry.name)
         for start in range(0 if absent else step):
             scales = tensors[names[1]] if names[1:] else None
-            view = View(tensors[names[0]], rows, cols, expert, start, scales is None, step, scales)
-            views.append(view)
+            views.append(
+                View(
+                    tensors[names[0]],
+                    rows,
+                    cols,
+                    expert,
+                    transposed=scales is None,
+                    order=range(start, rows * step, step) if step > 1 else (),
+                    scales=scales,
+                )
+            )
     return views
 
 

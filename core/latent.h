@@ -1,0 +1,12 @@
+/* latent.h: multi-head latent attention, before and after the attention itself. */
+#ifndef COLIBRI_LATENT_H
+#define COLIBRI_LATENT_H
+
+#include "chunk.h"
+
+/* From h: queries into q, the latents of keys and values into the cache. */
+void latent_queries(struct chunk *chunk, int32_t layer);
+/* From what the heads attended to, in q: their values into `attended`. */
+void latent_values(const struct chunk *chunk, int32_t layer);
+
+#endif
