@@ -28,6 +28,7 @@ struct attention_work {
     int32_t layer;
     int32_t parts; /* chunk_attend_parts */
     int32_t rows;  /* of a work item */
+    int32_t first_block; /* of the past, that a work item may look at */
 };
 
 /* Bias, norm, clip and rotation of one row of q or k [n_heads][head_dim]; norm and bias NULL: none. */
@@ -82,6 +83,13 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
     };
 }
 
+/* The first key that a row sees. */
+static int32_t first_key(const struct attention_work *work, int32_t row)
+{
+    const int32_t window = work->chunk->config->window[work->layer], end = work->chunk->positions[row] + 1;
+    return window > 0 && window < end ? end - window : 0;
+}
+
 static float *partial_at(const struct chunk *c, size_t row_head, int32_t block)
 {
     return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->cache->value_dim);
@@ -97,10 +105,11 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
     const int32_t kv_head = part / tiles, from = part % tiles * ATTEND_TILE;
     const int32_t to = from + ATTEND_TILE < group ? from + ATTEND_TILE : group;
     const int32_t end = first + work->rows < c->n ? first + work->rows : c->n;
+    const float *const sinks = work->weights->sinks;
     struct attend tile = empty_tile(work, kv_head);
     for (int32_t row = first; row < end; row++) {
         const int32_t *const table = cache_table(c->cache, c->sequences[row]);
-        if (block >= 0 && block * KV_BLOCK > c->positions[row]) continue;
+        if (block >= 0 && (block * KV_BLOCK > c->positions[row] || block < first_key(work, row) / KV_BLOCK)) continue;
         for (int32_t g = from; g < to; g++) {
             if (tile.n == ATTEND_TILE || (tile.n > 0 && tile.table != table)) {
                 if (block < 0) c->kernels->attend(&tile);
@@ -111,7 +120,9 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
             tile.table = table;
             tile.out[tile.n] = c->q + head * (size_t)tile.key_dim;
             tile.q[tile.n] = tile.out[tile.n];
+            tile.sink[tile.n] = sinks == NULL ? NULL : sinks + kv_head * group + g;
             if (block >= 0) tile.partial[tile.n] = partial_at(c, head, block);
+            tile.first_key[tile.n] = first_key(work, row);
             tile.n_keys[tile.n++] = c->positions[row] + 1;
         }
     }
@@ -130,7 +141,7 @@ static void block_item(void *argument, int32_t item, int32_t worker)
 {
     (void)worker;
     const struct attention_work *const work = argument;
-    attend_rows(work, item % work->parts, 0, item / work->parts);
+    attend_rows(work, item % work->parts, 0, work->first_block + item / work->parts);
 }
 
 static void merge_item(void *argument, int32_t head, int32_t worker)
@@ -138,9 +149,10 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
     (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
-    const int32_t position = c->positions[head / c->config->n_heads];
-    c->kernels->attend_merge(partial_at(c, (size_t)head, 0), position / KV_BLOCK + 1, c->cache->value_dim,
-                             c->q + (size_t)head * (size_t)c->cache->key_dim);
+    const int32_t row = head / c->config->n_heads, first = first_key(work, row) / KV_BLOCK;
+    const float *const sinks = work->weights->sinks;
+    c->kernels->attend_merge(partial_at(c, (size_t)head, first), c->positions[row] / KV_BLOCK + 1 - first, c->cache->value_dim,
+                             sinks == NULL ? NULL : sinks + head % c->config->n_heads, c->q + (size_t)head * (size_t)c->cache->key_dim);
 }
 
 static void output_item(void *argument, int32_t row, int32_t worker)
@@ -155,10 +167,12 @@ static void output_item(void *argument, int32_t row, int32_t worker)
 }
 
 /* Keys and values that all query heads of all rows read. */
-static uint64_t attended_bytes(const struct chunk *c)
+static uint64_t attended_bytes(const struct attention_work *work)
 {
+    const struct chunk *const c = work->chunk;
     uint64_t bytes = 0;
-    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(c->positions[row] + 1, (int64_t)c->config->n_heads * (c->cache->key_dim + c->cache->value_dim));
+    const int64_t width = (int64_t)c->config->n_heads * (c->cache->key_dim + c->cache->value_dim);
+    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(c->positions[row] + 1 - first_key(work, row), width);
     return bytes;
 }
 
@@ -167,12 +181,15 @@ static void attend(struct attention_work *work)
 {
     const struct chunk *const c = work->chunk;
     const int32_t parts = work->parts;
-    const uint64_t bytes = attended_bytes(c);
+    const uint64_t bytes = attended_bytes(work);
     int32_t blocks = 0;
+    work->first_block = INT32_MAX;
     for (int32_t row = 0; row < c->n; row++) {
-        const int32_t held = c->positions[row] / KV_BLOCK + 1;
+        const int32_t held = c->positions[row] / KV_BLOCK + 1, first = first_key(work, row) / KV_BLOCK;
+        work->first_block = first < work->first_block ? first : work->first_block;
         blocks = held > blocks ? held : blocks;
     }
+    blocks -= work->first_block;
     if (c->partials == NULL || c->n > ATTEND_SPLIT || blocks == 1) {
         /* Large tiles read keys and values less often; small ones keep all threads busy. */
         work->rows = (int64_t)c->n * parts < 2 * ATTEND_TILE * (int64_t)c->threads->n ? 4 : ATTEND_TILE;
@@ -202,7 +219,7 @@ void attention_layer(struct chunk *c, int32_t layer)
 {
     const struct layer *const w = &c->model->layers[layer];
     const bool latent = c->config->kv_latent_dim > 0;
-    struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0};
+    struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0, 0};
     const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) || type_reads_q8(w->q_latent.type);
     product_norm(c, c->x, w->attn_norm, c->config->norm_eps, q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);

@@ -55,7 +55,7 @@ struct chunk {
     int32_t *expert_slots;                /* [n_experts + 1] first slot of each expert */
     struct ffn_group *groups;             /* [n_experts + 1] those with rows, the shared expert last */
     int32_t n_groups;
-    struct activation inner;              /* [slots][widest n_ff] silu(gate) x up */
+    struct activation inner;              /* [slots][widest n_ff] gate and up activated */
     float *scratch;                       /* [threads][scratch_floats] what a worker keeps within an item */
     size_t scratch_floats;                /* at least 2 panels of every slot, or of gate and up of every row */
     struct matmul *products;              /* [3, or n_heads where heads have their own] work list */

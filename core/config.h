@@ -31,18 +31,25 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(qk_norm, 0, 2, 0, "RMSNorm of q and k before RoPE: 1 per head, 2 over the full projection; 0: off")           \
     INT(attn_qkv_bias, 0, 1, 0, "1: q, k and v have biases")                                                          \
     INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \
+    LAYER(window, 0, 1073741824, 0, "keys a query of the layer sees, itself the last of them; 0: all before it")      \
+    INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
     INT(n_ff, 0, 1048576, 0, "width of the dense feed-forward; needed where a layer is dense")                        \
     LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \
     INT(n_experts_used, 0, 256, 0, "experts chosen per token")                                                        \
     INT(n_ff_expert, 0, 1048576, 0, "width of a routed expert")                                                       \
     INT(router_score, 0, 1, 0, "what gate logits become: 0 softmax over all experts, 1 sigmoid")                      \
+    INT(router_logit_bias, 0, 1, 0, "1: gate logits have a bias")                                                     \
     INT(router_bias, 0, 1, 0, "1: a bias vector is added to the scores, for the choice only")                         \
     INT(n_expert_groups, 0, 256, 0, "equal groups of neighbouring experts, the best of which are chosen among; 0: off") \
     INT(n_groups_used, 0, 256, 0, "groups that stay in the choice")                                                   \
     INT(group_score, 0, 1, 0, "a group counts as 0 its best expert, others score 0; 1 its two best, others are out")  \
     INT(router_norm, 0, 1, 0, "1: the chosen weights are divided by their sum")                                       \
     FLOAT(router_scale, 0.0001, 10000, 1, "multiplies the weights of the chosen experts")                             \
+    INT(expert_bias, 0, 1, 0, "1: gate, up and down of routed experts have biases")                                   \
+    FLOAT(ffn_limit, 0, 1000000, 0, "a gate is at most this, up within +- this; 0: off")                              \
+    FLOAT(ffn_alpha, 0.0001, 10000, 1, "a feed-forward is (up + offset) gate sigmoid(this x gate)")                   \
+    FLOAT(ffn_up_offset, -1000, 1000, 0, "the offset of up")                                                          \
     INT(n_ff_shared, 0, 1048576, 0, "width of the shared expert of MoE layers; 0: none")                              \
     INT(shared_gate, 0, 1, 0, "1: the shared expert is scaled by sigmoid(shared_router . x)")
 

@@ -23,12 +23,19 @@ static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows)
     return step < room ? step : (int32_t)room;
 }
 
-/* silu(gate) x up of one row from a column on, as the type of down reads it. */
-static void activate(const struct chunk *c, const struct ffn_group *group, int32_t row, float *gate, const float *up,
+/* Biases and activation of gate and up of one row from a column on, as the type of down reads it. */
+static void activate(const struct ffn_list *list, const struct ffn_group *group, int32_t row, float *gate, float *up,
                      int32_t from, int32_t count)
 {
+    const struct chunk *const c = list->chunk;
+    const struct layer *const layer = &c->model->layers[list->layer];
     const size_t slot = (size_t)(group->first_slot + row);
-    c->kernels->silu_mul(gate, up, count);
+    if (group->expert >= 0 && layer->gate_bias != NULL) {
+        const size_t at = (size_t)group->expert * (size_t)group->weights->gate.rows + (size_t)from;
+        c->kernels->add(gate, layer->gate_bias + at, count);
+        c->kernels->add(up, layer->up_bias + at, count);
+    }
+    c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, c->config->ffn_alpha, c->config->ffn_up_offset);
     if (type_reads_q8(group->weights->down.type)) {
         c->kernels->quantize(gate, group->weights->gate.rows, from / Q8_GROUP, (count + Q8_GROUP - 1) / Q8_GROUP,
                              c->inner.q8 + slot * c->inner.q8_bytes);
@@ -60,7 +67,7 @@ static void inner_item(void *argument, int32_t item, int32_t worker)
     c->kernels->matmul[w->up.type](&up);
     const int32_t from = first * PANEL_ROWS, left = w->gate.rows - from, count = left < width ? left : width;
     for (int32_t i = 0; i < group->n; i++) {
-        activate(c, group, i, gate.y + (size_t)i * (size_t)width, up.y + (size_t)i * (size_t)width, from, count);
+        activate(list, group, i, gate.y + (size_t)i * (size_t)width, up.y + (size_t)i * (size_t)width, from, count);
     }
     if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
 }
@@ -95,6 +102,7 @@ static void down_item(void *argument, int32_t item, int32_t worker)
     const struct chunk *const c = list->chunk;
     const int32_t n_embd = c->config->n_embd, panels = (n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
     const int32_t first = item * list->step, width = list->step * PANEL_ROWS, from = first * PANEL_ROWS;
+    const int32_t count = n_embd - from < width ? n_embd - from : width;
     float *const outputs = chunk_scratch(c, worker);
     for (int32_t g = 0; g < c->n_groups; g++) {
         const struct ffn_group *const group = &c->groups[g];
@@ -110,9 +118,12 @@ static void down_item(void *argument, int32_t item, int32_t worker)
         m.y_panel = m.first_panel = first;
         m.n_panels = panels - first < list->step ? panels - first : list->step;
         c->kernels->matmul[m.w->type](&m);
+        const float *const bias = c->model->layers[list->layer].down_bias;
+        for (int32_t i = 0; group->expert >= 0 && bias != NULL && i < group->n; i++) {
+            c->kernels->add(m.y + (size_t)i * (size_t)width, bias + (size_t)group->expert * (size_t)n_embd + from, count);
+        }
         if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
     }
-    const int32_t count = n_embd - from < width ? n_embd - from : width;
     const bool experts = c->config->n_experts[list->layer] > 0;
     for (int32_t row = 0; row < c->n; row++) combine(c, row, outputs, width, from, count, experts);
 }

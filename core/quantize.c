@@ -95,7 +95,6 @@ static void pack_panel(const struct source *s, int32_t row, uint8_t *panel)
     if (s->type == TYPE_Q8) memset(panel + groups * 544, 0, size - groups * 544);
 }
 
-
 /* The largest magnitude that a type can hold, and how that is told. */
 struct limit {
     float largest;
@@ -159,7 +158,7 @@ int32_t quantize_matrix(int32_t type, int32_t rows, int32_t cols, const float *w
                         void *packed, uint64_t packed_bytes, colibri_error *error)
 {
     const uint64_t bytes = panel_bytes(type, cols > 0 ? (uint64_t)cols : 1);
-    if (bytes == 0) {
+    if (bytes == 0 || type == TYPE_MXFP4) {
         return status_fail(error, COLIBRI_ERROR_ARGUMENT, "type: expected 1 (f32), 2 (bf16), 4 (q8) or 5 (q4), found %d.",
                            type);
     }

@@ -67,7 +67,9 @@ static void route_item(void *argument, int32_t row, int32_t worker)
     const struct router_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const int32_t n_experts = work->weights->router.rows, used = c->config->n_experts_used;
-    choose(c, work->weights->router_bias, c->router_logits + (size_t)row * (size_t)n_experts, n_experts,
+    float *const logits = c->router_logits + (size_t)row * (size_t)n_experts;
+    if (work->weights->router_logit_bias != NULL) c->kernels->add(logits, work->weights->router_logit_bias, n_experts);
+    choose(c, work->weights->router_bias, logits, n_experts,
            c->experts + (size_t)row * (size_t)used, c->expert_weights + (size_t)row * (size_t)used);
     if (c->config->n_ff_shared == 0) return;
     float gate = 1;

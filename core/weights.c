@@ -165,6 +165,7 @@ static int32_t bind_attention(struct binder *b, const struct config *c, struct l
     TRY(c->kv_latent_dim ? bind_latent(b, c, layer) : bind_grouped(b, c, layer));
     TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &layer->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));
+    if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &layer->sinks));
     return COLIBRI_OK;
 }
 
@@ -179,10 +180,16 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
         return status_fail(b->error, COLIBRI_ERROR_FORMAT, "layers.%d.router has weight type %d, expected f32 (1)", b->layer,
                            layer->router.type);
     }
+    if (c->router_logit_bias) TRY(bind_vector(b, "router_logit_bias", n_experts, &layer->router_logit_bias));
     if (c->router_bias) TRY(bind_vector(b, "router_bias", n_experts, &layer->router_bias));
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
     if (c->n_ff_shared) TRY(bind_ffn(b, "shared", c->n_ff_shared, c->n_embd, &layer->shared));
     layer->experts = experts;
+    if (c->expert_bias) {
+        TRY(bind_vector(b, "experts_gate_bias", (int64_t)n_experts * c->n_ff_expert, &layer->gate_bias));
+        TRY(bind_vector(b, "experts_up_bias", (int64_t)n_experts * c->n_ff_expert, &layer->up_bias));
+        TRY(bind_vector(b, "experts_down_bias", (int64_t)n_experts * c->n_embd, &layer->down_bias));
+    }
     for (int32_t e = 0; e < n_experts; e++) TRY(bind_expert(b, e, c->n_ff_expert, c->n_embd, &experts[e]));
     return COLIBRI_OK;
 }

@@ -24,12 +24,14 @@ struct layer {
     const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; latent: of the latents; NULL: none */
     struct matrix out;                          /* [n_embd, n_heads x width of a value] */
     const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
+    const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
-    const float *router_bias;                   /* [n_experts]; NULL: none */
+    const float *router_logit_bias, *router_bias; /* [n_experts] for the logits, for the choice; NULL: none */
     const float *shared_router;                 /* [n_embd]; NULL: the shared expert is not gated */
     struct ffn_weights shared;                  /* data NULL: none */
     const struct ffn_weights *experts;          /* [n_experts] */
+    const float *gate_bias, *up_bias, *down_bias; /* [n_experts][rows] of the routed experts; NULL: none */
     bool ffn_reads_q8;                          /* some gate or up is q8: the layer's input must be quantised */
 };
 

@@ -27,6 +27,7 @@ def shapes_of(
     out_bias: bool,
 ) -> dict[str, tuple[int, ...]]:
     """Canonical names (one tensor per expert) and shapes."""
+    gpt_oss = config["model_type"] == "gpt_oss"
     hidden, n_heads, n_kv = (
         config["hidden_size"],
         config["num_attention_heads"],
@@ -52,15 +53,22 @@ def shapes_of(
         if qk_norm:
             shapes[f"{at}.self_attn.q_norm.weight"] = (head_dim if qk_norm == "head" else n_q,)
             shapes[f"{at}.self_attn.k_norm.weight"] = (head_dim if qk_norm == "head" else n_k,)
+        if gpt_oss:
+            shapes[f"{at}.self_attn.sinks"] = (n_heads,)
         shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
         if not n_experts:
             shapes |= _gated(f"{at}.mlp", n_ff, hidden)
             continue
         block = f"{at}.block_sparse_moe" if mixtral_names else f"{at}.mlp"
-        shapes[f"{block}.gate.weight"] = (n_experts, hidden)
+        shapes[f"{block}.{'router' if gpt_oss else 'gate'}.weight"] = (n_experts, hidden)
+        if gpt_oss:
+            shapes[f"{block}.router.bias"] = (n_experts,)
         names = ("w1", "w3", "w2") if mixtral_names else ("gate_proj", "up_proj", "down_proj")
         for expert in range(n_experts):
-            shapes |= _gated(f"{block}.experts.{expert}", n_ff_expert, hidden, names)
+            one = _gated(f"{block}.experts.{expert}", n_ff_expert, hidden, names)
+            shapes |= one
+            if gpt_oss:
+                shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in one.items()}
         grouped = "n_routed_experts" in config
         if grouped and config["model_type"] != "deepseek_v2":
             shapes[f"{block}.gate.e_score_correction_bias"] = (n_experts,)
@@ -106,6 +114,8 @@ def _gated(
 def values_of(seed: int, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Matrices keep the size of their input; norms lie near 1; biases are small."""
     noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
+    if name.endswith("sinks"):
+        return noise
     if name.endswith("norm.weight"):
         return 1 + np.float32(0.1) * noise
     if name.endswith("bias"):
@@ -149,3 +159,36 @@ def stack_experts(
             f"{at}.experts.down_proj": np.ascontiguousarray(down_all),
         }
     return stacked
+
+
+def in_turns(tensors: Mapping[str, Array], experts_of: Sequence[int], mxfp4: bool) -> dict[str, Array]:
+    """The spelling of gpt_oss: one tensor for all experts of a layer with gate and up in turns, transposed;
+    or random MXFP4 blocks and scales, whose values are not those of `tensors`."""
+    fused = {name: value for name, value in tensors.items() if ".experts." not in name}
+    for layer, n_experts in enumerate(experts_of):
+        at = f"model.layers.{layer}.mlp.experts."
+        for kind in ("weight", "bias"):
+            gate, up, down = (
+                np.stack([tensors[f"{at}{e}.{part}_proj.{kind}"] for e in range(n_experts)])
+                for part in ("gate", "up", "down")
+            )
+            both = np.stack([gate, up], axis=2).reshape(n_experts, 2 * gate.shape[1], *gate.shape[2:])
+            for name, value in ((f"{at}gate_up_proj", both), (f"{at}down_proj", down)):
+                if kind == "bias":
+                    fused[f"{name}_bias"] = value
+                elif mxfp4:
+                    fused |= _random_mxfp4(name, value.shape)
+                else:
+                    fused[name] = np.ascontiguousarray(value.swapaxes(1, 2))
+    return fused
+
+
+def _random_mxfp4(name: str, shape: Sequence[int]) -> dict[str, Array]:
+    """[experts, rows, cols / 32, 16] pairs of 4-bit floats, and their scales, of outputs of ordinary size."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    experts, rows, cols = shape
+    least = 127 - int(np.ceil(np.log2(3.5 * np.sqrt(cols))))
+    return {
+        f"{name}_blocks": random.integers(0, 256, (experts, rows, cols // 32, 16), np.uint8),
+        f"{name}_scales": random.integers(least, least + 2, (experts, rows, cols // 32), np.uint8),
+    }

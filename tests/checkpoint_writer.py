@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from checkpoint_tensors import Array, Config, shapes_of, stack_experts, values_of
+from checkpoint_tensors import Array, Config, in_turns, shapes_of, stack_experts, values_of
 
 STORAGE: dict[str, Any] = {
     "f32": np.dtype(np.float32),
@@ -25,6 +25,7 @@ STORAGE: dict[str, Any] = {
 }
 DTYPE_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 EXPERT_LAYOUTS = ("per_expert", "stacked", "stacked_transposed", "switch_mlp")
+GPT_OSS_LAYOUTS = ("in_turns", "mxfp4")
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = "".join(
     (
@@ -128,7 +129,7 @@ def write(
     EXPERT_LAYOUTS. prefix: e.g. "language_model.", put before every tensor name. extra_rows: embedding rows
     beyond the tokenizer's tokens. rope: keys put into config.json as they are (default: rope_theta 10000).
     """
-    if experts not in EXPERT_LAYOUTS:
+    if experts not in EXPERT_LAYOUTS + GPT_OSS_LAYOUTS:
         raise ValueError(f"experts={experts!r} is not one of {EXPERT_LAYOUTS}")
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -145,7 +146,9 @@ def write(
     for key in config_remove:
         del config[key]
     tensors = {name: values_of(seed, name, shape).astype(STORAGE[storage]) for name, shape in shapes.items()}
-    if experts != "per_expert":
+    if experts in GPT_OSS_LAYOUTS:
+        tensors = in_turns(tensors, experts_of, experts == "mxfp4")
+    elif experts != "per_expert":
         tensors = stack_experts(tensors, experts_of, config["model_type"] == "mixtral", experts)
     tensors = {prefix + name: value for name, value in tensors.items()}
     (path / "config.json").write_text(json.dumps(config, indent=2), "utf-8")

@@ -21,6 +21,18 @@ from safetensors.numpy import load_file, save_file
 from checkpoint_tensors import Array, Config
 from checkpoint_writer import EXPERT_LAYOUTS, SPECIAL_TOKENS, TEMPLATE, base_config, tokenizer_json, write
 
+GPT_OSS_ROPE = {
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    },
+}
+
 
 def mixtral(
     path: str | Path,
@@ -254,6 +266,45 @@ def dots1(
     return _grouped(path, config, qk_norm="head", qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
 
 
+def gpt_oss(
+    path: str | Path,
+    *,
+    n_layers: int = 2,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 16,
+    n_ff: int = 96,
+    n_experts: int = 4,
+    n_experts_used: int = 2,
+    window: int = 128,
+    qkv_bias: bool = True,
+    mxfp4: bool = False,
+    **options: Any,
+) -> Path:
+    """Sinks, windows in even layers, biases everywhere, a clamped activation; `qkv_bias` is the family's
+    attention_bias (q, k, v and o)."""
+    config = base_config("gpt_oss", "GptOssForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    config |= {
+        "intermediate_size": n_ff,
+        "num_local_experts": n_experts,
+        "num_experts_per_tok": n_experts_used,
+        "experts_per_token": n_experts_used,
+        "sliding_window": window,
+        "layer_types": [("sliding_attention", "full_attention")[n % 2] for n in range(n_layers)],
+        "initial_context_length": 64,
+        "attention_bias": qkv_bias,
+        "swiglu_limit": 1.5,
+        "router_aux_loss_coef": 0.9,
+        "rms_norm_eps": 1e-5,
+    }
+    if mxfp4:
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    options = {"rope": GPT_OSS_ROPE, "experts": "mxfp4" if mxfp4 else "in_turns", **options}
+    experts = [n_experts] * n_layers
+    return write(path, config, experts, n_ff, n_ff, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
+
+
 def deepseek_v2(path: str | Path, *, topk_method: str = "greedy", **options: Any) -> Path:
     """Latent attention; softmax scores without renormalisation."""
     config = base_config("deepseek_v2", "DeepseekV2ForCausalLM", 2, 64, 4, 4, None)
@@ -340,6 +391,7 @@ FAMILIES = {
     "qwen3": qwen3,
     "glm4_moe": glm4_moe,
     "dots1": dots1,
+    "gpt_oss": gpt_oss,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
 }

@@ -4,8 +4,8 @@ Role:    given config.json and *.safetensors of a checkpoint (FAMILIES), return 
          and what every router decided. The tests hold the engine and the committed Transformers fixtures
          against it. One function per mechanism, shapes in comments (n = positions).
 Owns:    reading a checkpoint strictly (every tensor used, none missing), the formulas, greedy decoding.
-Refuses: importing colibri (it must be able to disagree with it), speed, a KV cache, sliding windows that
-         would matter, configs it does not know how to compute.
+Refuses: importing colibri (it must be able to disagree with it), speed, a KV cache, configs it does not know
+         how to compute.
 
 Precision: everything is float64, so that its own rounding (about 1e-13) vanishes beside that of an f32 engine
 and a difference can be read as the engine's. Exception: the RoPE frequencies and the angle, position times
@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from oracle_experts import separate
 from oracle_reading import (
     FAMILIES,
     GROUPED,
@@ -34,10 +35,10 @@ from oracle_reading import (
     expected_names,
     expert_names,
     ffn_names,
-    moe_prefix,
     read_config,
     read_safetensors,
     rope_frequencies,
+    router_name,
 )  # fmt: skip
 
 __all__ = [
@@ -100,6 +101,7 @@ def load(
     found: dict[str, Float32] = {}
     for path in sorted(directory.glob("*.safetensors")):
         found |= read_safetensors(path)
+    found = separate(found)
     matrices, exact = expected_names(config)
     unknown = set(found) - set(matrices) - set(exact) - ({"lm_head.weight"} if config.tied else set())
     missing = (set(matrices) | set(exact)) - set(found)
@@ -171,11 +173,16 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     k = rotate(project("k", config.n_kv_heads), config.inv_freq, config.rope_scale)
     v = project("v", config.n_kv_heads)
     group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
-    future = np.triu(np.ones((n, n), bool), 1)  # [query, key]
+    query, key = np.indices((n, n))
+    hidden = (key > query) | (key <= query - (config.windows[layer] or n))
     out = np.empty_like(q)
     for h in range(config.n_heads):
         scores = q[:, h] @ k[:, h // group].T * config.attn_scale  # [n, n]
-        out[:, h] = softmax(np.where(future, -np.inf, scores)) @ v[:, h // group]
+        scores = np.where(hidden, -np.inf, scores)
+        if config.gpt_oss:  # one more score, of no key
+            sink = np.full((n, 1), weights[prefix + "sinks"][h])
+            scores = np.concatenate([scores, sink], axis=1)
+        out[:, h] = softmax(scores)[:, :n] @ v[:, h // group]
     y = linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
     return y + weights[prefix + "o_proj.bias"] if config.out_bias else y
 
@@ -217,6 +224,11 @@ def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
 def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
     """down(SiLU(gate x) * up x). x [n, d]; names of gate [f, d], up [f, d], down [d, f]."""
     gate, up, down = names
+    if model.config.gpt_oss:
+        g, u = (linear(model, n, x) + model.weights[n.replace("weight", "bias")] for n in (gate, up))
+        g, u = np.minimum(g, model.config.clamp), np.clip(u, -model.config.clamp, model.config.clamp)
+        inner = (u + 1) * g / (1 + np.exp(-1.702 * g))
+        return linear(model, down, inner) + model.weights[down.replace("weight", "bias")]
     return linear(model, down, silu(linear(model, gate, x)) * linear(model, up, x))
 
 
@@ -252,9 +264,10 @@ def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
 def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
     config = model.config
-    gate = moe_prefix(config, layer) + "gate."
+    gate = router_name(config, layer)
     bias = model.weights[gate + "e_score_correction_bias"] if config.sigmoid else 0.0
-    routing = route(config, layer, x @ model.weights[gate + "weight"].T, bias)
+    logits = x @ model.weights[gate + "weight"].T + model.weights.get(gate + "bias", 0.0)
+    routing = route(config, layer, logits, bias)
     y = np.zeros_like(x)
     for expert in range(config.n_experts):
         rows, slots = np.nonzero(routing.experts == expert)
@@ -270,8 +283,6 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
 def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[Routing]]:
     """Logits [n, n_vocab] of every position and the routing of every MoE layer, in layer order."""
     config, weights = model.config, model.weights
-    if config.window and len(ids) > config.window:
-        raise ValueError(f"{len(ids)} ids, but a sliding window of {config.window}: the oracle has no window")
     x = weights["model.embed_tokens.weight"][np.asarray(ids)]  # [n, d]
     routings = []
     for n in range(config.n_layers):

@@ -27,8 +27,15 @@ Activations = Callable[[Array], Array]
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", *GROUPED)
-DTYPES: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED)
+THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
+DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "U8": np.uint8,
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,9 @@ class Config:
     )  # width of a head's part without RoPE, of a value, of the latents
     interleaved: bool  # the rotated elements of latent attention turn in pairs of neighbours
     attn_scale: float
-    window: int | None  # a prompt longer than it would need the mask that this file does not have
+    gpt_oss: bool  # sinks, biases of gate logits and experts, a clamped activation
+    clamp: float  # of that activation
+    windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
 
 
 def read_safetensors(path: Path) -> dict[str, Float32]:
@@ -101,7 +110,9 @@ def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float
     if kind == "yarn":  # by the index of a frequency: the first are kept, the last divided, a ramp between
         turns = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
         at = [head_dim * math.log(original / (t * 2 * math.pi)) / (2 * math.log(theta)) for t in turns]
-        start, end = max(math.floor(at[0]), 0), min(math.ceil(at[1]), head_dim - 1)
+        if rope.get("truncate", True):
+            at = [math.floor(at[0]), math.ceil(at[1])]
+        start, end = max(at[0], 0), min(at[1], head_dim - 1)
         ramp = (np.arange(len(plain)) - start) / ((end - start) or 0.001)
         divided = np.clip(ramp, 0, 1).astype(np.float32)
         return np.asarray(plain / np.float32(rope["factor"]) * divided + plain * (1 - divided), np.float32)
@@ -127,6 +138,25 @@ def rope_scale(config: dict[str, Any]) -> float:
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         return yarn_scale(config, "mscale") / yarn_scale(config, "mscale_all_dim")
     return yarn_scale(config)
+
+
+def windows_of(raw: dict[str, Any]) -> tuple[int, ...]:
+    """By layer: layer_types says which have one, or else each family's class; Qwen's have a switch."""
+    family, n = raw["model_type"], raw["num_hidden_layers"]
+    window = raw.get("sliding_window") or 0
+    without = family in ("llama", "olmoe", "glm4_moe", *LATENT)
+    if without or ("qwen" in family and not raw.get("use_sliding_window")):
+        window = 0
+    first = raw.get("max_window_layers", 28)
+    if family in ("mixtral", "qwen3_moe"):
+        sliding = [True] * n
+    elif family == "qwen2_moe":
+        sliding = [layer % 2 == 0 and layer < first for layer in range(n)]
+    else:
+        sliding = [layer >= first for layer in range(n)]
+    if raw.get("layer_types"):
+        sliding = [kind == "sliding_attention" for kind in raw["layer_types"]]
+    return tuple(window if one else 0 for one in sliding)
 
 
 def read_config(raw: dict[str, Any]) -> Config:
@@ -155,7 +185,6 @@ def read_config(raw: dict[str, Any]) -> Config:
         qk_norm = "head" if raw.get("use_qk_norm") else "none"
     else:
         qk_norm = {"qwen3": "head", "qwen3_moe": "head", "olmoe": "full", "dots1": "head"}.get(family, "none")
-    windowed = family == "mixtral" or raw.get("use_sliding_window", False)
     return Config(
         family=family,
         n_layers=n_layers,
@@ -163,7 +192,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         n_kv_heads=raw.get("num_key_value_heads") or n_heads,
         head_dim=head_dim,
         norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
-        inv_freq=rope_frequencies(raw, int(head_dim * share), 1e6 if family == "mixtral" else 1e4),
+        inv_freq=rope_frequencies(raw, int(head_dim * share), THETA.get(family, 1e4)),
         rope_scale=rope_scale(raw),
         qk_norm=qk_norm,
         qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
@@ -175,7 +204,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         ),
         n_experts=n_experts,
         n_experts_used=0 if dense else raw["num_experts_per_tok"],
-        renormalise=family == "mixtral" or bool(raw.get("norm_topk_prob", False)),
+        renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", False)),
         shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
         sigmoid=grouped and family != "deepseek_v2",
         groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1)
@@ -188,7 +217,9 @@ def read_config(raw: dict[str, Any]) -> Config:
         interleaved=raw.get("rope_interleave", True) is True,
         attn_scale=(head_dim + (raw["qk_nope_head_dim"] if latent else 0)) ** -0.5
         * (yarn_scale(raw, "mscale_all_dim") ** 2 if latent else 1),
-        window=raw.get("sliding_window") if windowed else None,
+        gpt_oss=family == "gpt_oss",
+        clamp=raw.get("swiglu_limit", 7.0),
+        windows=windows_of(raw),
     )
 
 
@@ -210,11 +241,15 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
         matrices += [f"{attn}{m}_proj.weight" for m in names]
         exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
         exact += [attn + "o_proj.bias"] if config.out_bias else []
+        exact += [attn + "sinks"] if config.gpt_oss else []
         exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
         if config.moe_layers[n]:
-            exact.append(moe_prefix(config, n) + "gate.weight")
+            exact.append(router_name(config, n) + "weight")
+            exact += [router_name(config, n) + "bias"] if config.gpt_oss else []
             for e in range(config.n_experts):
-                matrices += expert_names(config, n, e)
+                of_expert = expert_names(config, n, e)
+                matrices += of_expert
+                exact += [name.replace("weight", "bias") for name in of_expert if config.gpt_oss]
             exact += [layer + "mlp.gate.e_score_correction_bias"] if config.sigmoid else []
             if config.shared:
                 exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
@@ -226,6 +261,10 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
 
 def moe_prefix(config: Config, layer: int) -> str:
     return f"model.layers.{layer}." + ("block_sparse_moe." if config.family == "mixtral" else "mlp.")
+
+
+def router_name(config: Config, layer: int) -> str:
+    return moe_prefix(config, layer) + ("router." if config.gpt_oss else "gate.")
 
 
 def ffn_names(prefix: str) -> list[str]:

@@ -39,10 +39,13 @@ MODELS = (
     "llama_llama3",
     "qwen3_tied",
     "glm4_moe_groups",
+    "qwen2_moe_window",
+    "gpt_oss_odd",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
 )
 CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q4")]
+CASES.append(("gpt_oss_mxfp4", "q8"))  # whose experts stay as they are
 ISAS = ("scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod")
 
 

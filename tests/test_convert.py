@@ -99,7 +99,7 @@ def renamed(family: str, source: dict[str, Floats]) -> dict[str, Floats]:
 
 
 @pytest.mark.parametrize("storage", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("family", [f for f in checkpoints.FAMILIES if "deepseek" not in f])
+@pytest.mark.parametrize("family", [f for f in checkpoints.FAMILIES if f[:3] not in ("dee", "gpt")])
 def test_f32_holds_every_source_value(tmp_path: Path, family: str, storage: str) -> None:
     source = checkpoints.FAMILIES[family](tmp_path / "hf", storage=storage)
     report = convert(source, tmp_path / "m.colibri", "f32")
@@ -162,6 +162,7 @@ EXPECTED_FIELDS: dict[str, dict[str, Any]] = {
         "router_scale": 1.0,
         "n_expert_groups": 0,
     },
+    "gpt_oss": {"attn_sinks": 1, "window": [128, 0], "ffn_limit": 1.5, "expert_bias": 1, "router_norm": 1},
     "deepseek_v2": LATENT_FIELDS | {"router_score": 0, "router_bias": 0, "router_norm": 0},
     "deepseek_v3": LATENT_FIELDS | {"router_score": 1, "router_bias": 1, "router_norm": 1},
     "dots1": {"qk_norm": 1, "attn_qkv_bias": 0, "n_ff": 0, "router_score": 1, "router_bias": 1},

@@ -88,12 +88,3 @@ def test_groups_too_small_for_the_choice_are_refused(tmp_path: Path) -> None:
     source = checkpoints.glm4_moe(tmp_path / "hf", groups=(4, 1), n_experts_used=3)
     with pytest.raises(ConversionError, match="topk_group = 1; expected groups that hold"):
         convert(source, tmp_path / "m.colibri")
-
-
-def test_a_window_in_the_last_layers_is_refused(tmp_path: Path) -> None:
-    """dots1 has one from layer max_window_layers on, and 4096 where config.json leaves it out."""
-    source = checkpoints.dots1(tmp_path / "hf", config_extra={"sliding_window": 128})
-    assert convert(source, tmp_path / "m.colibri").entries > 0
-    checkpoints.edit_json(source / "config.json", {"max_window_layers": 1})
-    with pytest.raises(ConversionError, match="sliding_window = 128"):
-        convert(source, tmp_path / "m.colibri")

@@ -15,6 +15,7 @@
 #endif
 #endif
 
+#include "kernels.h"
 #include <immintrin.h>
 #if defined(AVX2_VNNI) && defined(COLIBRI_AVX_VNNI_HEADER)
 #include COLIBRI_AVX_VNNI_HEADER
@@ -115,7 +116,7 @@ static inline aq aq_load(const uint8_t *p)
 typedef vi wq;
 typedef vi ni;
 
-static inline wq wq_load(const uint8_t *p) { return (wq){load_bytes(p), load_bytes(p + 32)}; }
+#define wq_of(a, b) ((wq){a, b}) /* of stored bytes */
 
 static inline vi vi_dot4(vi acc, wq w, aq x)
 {
@@ -137,10 +138,10 @@ typedef struct wq { __m256i a, b, size_a, size_b; } wq; /* w, |w| */
 typedef struct ni { __m256i a, b; } ni;       /* 16-bit lanes, two of them a row: 8 x 2 x 15 x 127 fits */
 
 /* |w| times (x with the sign of w): two products, at most 128 x 127 each, fit 16 bits and nothing saturates. */
-static inline wq wq_load(const uint8_t *p)
+static inline wq wq_of(__m256i a, __m256i b)
 {
     const __m256i middle = _mm256_set1_epi8(-128);
-    const __m256i a = _mm256_xor_si256(load_bytes(p), middle), b = _mm256_xor_si256(load_bytes(p + 32), middle);
+    a = _mm256_xor_si256(a, middle), b = _mm256_xor_si256(b, middle);
     return (wq){a, b, _mm256_abs_epi8(a), _mm256_abs_epi8(b)};
 }
 
@@ -170,6 +171,14 @@ static inline vi ni_sum(ni acc)
 #define KERNELS kernels_avx2
 #define KERNELS_NAME "avx2"
 #endif
+
+static inline wq wq_load(const uint8_t *p) { return wq_of(load_bytes(p), load_bytes(p + 32)); }
+
+static inline wq wq_mxfp4(nq n)
+{
+    const __m256i stored = _mm256_broadcastsi128_si256(_mm_xor_si128(_mm_setr_epi8(MXFP4_VALUES), _mm_set1_epi8(-128)));
+    return wq_of(_mm256_shuffle_epi8(stored, n.a), _mm256_shuffle_epi8(stored, n.b));
+}
 
 #define KEEP(v) __asm__("" : "+x"((v).a), "+x"((v).b))
 #define MATMUL_TILE 4

@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #endif
 
+#include "kernels.h"
 #include <stdint.h>
 #include <string.h>
 
@@ -54,6 +55,12 @@ static inline void nq_load(const uint8_t *p, nq *low, nq *high)
     const __m512i all = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
     *low = _mm512_and_si512(all, mask);
     *high = _mm512_and_si512(_mm512_srli_epi16(all, 4), mask);
+}
+
+static inline wq wq_mxfp4(nq n)
+{
+    const __m128i stored = _mm_xor_si128(_mm_setr_epi8(MXFP4_VALUES), _mm_set1_epi8(-128));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(stored), n);
 }
 
 static inline vf vf_first(vf v, int n, float fill)

@@ -16,6 +16,7 @@
  *   aq, aq_load(p)         4 activation bytes, signed, for all rows
  *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact; if Q8_SIGNED is defined, of the true weights, else
  *                          of the stored bytes
+ *   wq_mxfp4(n)            nq of 4-bit floats as wq of doubled integers (MXFP4_VALUES)
  *   nq, nq_load(p, &low, &high)                64 bytes of 4-bit weights: the low halves are 16 rows x 4 k, and the high
  *   ni, ni_zero()          sums of such products over at most 8 quads, however the set likes to hold them
  *   ni_dot4(acc, n, a)     acc + sum of 4 products per lane, exact
@@ -127,13 +128,15 @@ static float kernel_exp(float x)
     return lane[0];
 }
 
-static void kernel_silu_mul(float *gate, const float *up, int32_t n)
+static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float offset)
 {
-    const vf one = vf_set1(1), zero = vf_set1(0);
+    const vf one = vf_set1(1), zero = vf_set1(0), factor = vf_set1(alpha);
+    const vf most = vf_set1(limit > 0 ? limit : __builtin_inff()), least = vf_sub(zero, most);
+    const vf added = vf_set1(offset == 0 ? -0.0f : offset); /* the one number that adds nothing, not even a sign */
     for (int32_t i = 0; i < n; i += 16) {
-        const vf g = load_at(gate, i, n);
-        const vf silu = vf_div(g, vf_add(one, vf_exp(vf_sub(zero, g))));
-        store_at(gate, i, n, vf_mul(silu, load_at(up, i, n)));
+        const vf g = vf_min(most, load_at(gate, i, n)), u = vf_max(least, vf_min(most, load_at(up, i, n)));
+        const vf silu = vf_div(g, vf_add(one, vf_exp(vf_sub(zero, vf_mul(factor, g)))));
+        store_at(gate, i, n, vf_mul(silu, vf_add(u, added)));
     }
 }
 
@@ -264,6 +267,7 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
  * cut. Queries go four by four through registers; a tile of them finds each 16 keys or values in the first cache. */
 struct attend_state {
     float max[ATTEND_TILE], sum[ATTEND_TILE];
+    int32_t low[ATTEND_TILE];               /* keys of a block that lie before a query's first one */
     float p[ATTEND_TILE][KV_BLOCK];         /* scores of a block, then the weights made of them */
     float out[ATTEND_TILE * HEAD_DIM_MAX];  /* [n][roundup16(value_dim)] */
 };
@@ -290,15 +294,19 @@ INLINE void attend_scores(const struct attend *a, const float *keys, struct atte
     }
 }
 
-/* Turns the scores of one query in one block into weights; returns their maximum and sum through the pointers. */
-INLINE void attend_weights(float *p, int32_t n, float *max, float *sum)
+/* Turns the scores of one query in one block into weights, 0 for the first `before` of the n; returns their maximum and
+ * sum through the pointers. */
+INLINE void attend_weights(float *p, int32_t before, int32_t n, float *max, float *sum)
 {
-    vf most = vf_load(p), low = vf_set1(0), high = vf_set1(0);
-    for (int32_t i = 16; i < n; i += 16) most = vf_max(vf_load(p + i), most);
+    const int32_t start = before & ~15;
+    for (int32_t i = start; i < before; i++) p[i] = -3.4e38f;
+    vf most = vf_load(p + start), low = vf_set1(0), high = vf_set1(0);
+    for (int32_t i = start + 16; i < n; i += 16) most = vf_max(vf_load(p + i), most);
     *max = fold_max(most);
     const vf base = vf_set1(*max);
-    for (int32_t i = 0; i < n; i += 16) {
-        const vf e = vf_first(vf_exp(vf_sub(vf_load(p + i), base)), n - i < 16 ? n - i : 16, 0);
+    for (int32_t i = start; i < n; i += 16) {
+        vf e = vf_first(vf_exp(vf_sub(vf_load(p + i), base)), n - i < 16 ? n - i : 16, 0);
+        if (i < before) e = vf_sub(e, vf_first(e, before - i, 0));
         if (i % 32 == 0) low = vf_add(low, e);
         else high = vf_add(high, e);
         vf_store(p + i, e);
@@ -311,11 +319,20 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
                           const float *old_scale, const float *new_scale, int32_t d, int j, const int T)
 {
     const float *const v = values + (size_t)d * (size_t)a->block_positions;
-    int32_t common = n[j];
-    UNROLL for (int i = 1; i < T; i++) common = n[j + i] < common ? n[j + i] : common;
+    int32_t start = s->low[j], end = n[j]; /* keys that all of them see; then end is no less than start */
+    UNROLL for (int i = 1; i < T; i++) {
+        start = s->low[j + i] > start ? s->low[j + i] : start;
+        end = n[j + i] < end ? n[j + i] : end;
+    }
+    end = end > start ? end : start;
     vf acc[4];
-    UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
-    for (int32_t key = 0; key < common; key++) {
+    UNROLL for (int i = 0; i < T; i++) {
+        acc[i] = vf_set1(0);
+        for (int32_t key = s->low[j + i]; key < start && key < n[j + i]; key++) {
+            acc[i] = vf_fma(vf_load(v + (size_t)key * 16), vf_set1(s->p[j + i][key]), acc[i]);
+        }
+    }
+    for (int32_t key = start; key < end; key++) {
         const vf value = vf_load(v + (size_t)key * 16);
         UNROLL for (int i = 0; i < T; i++) {
             acc[i] = vf_fma(value, vf_set1(s->p[j + i][key]), acc[i]);
@@ -323,8 +340,8 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
         }
     }
     UNROLL for (int i = 0; i < T; i++) {
-        if (n[j + i] <= 0) continue; /* ends before this block */
-        for (int32_t key = common < 0 ? 0 : common; key < n[j + i]; key++) {
+        if (n[j + i] == 0) continue; /* sees nothing of this block */
+        for (int32_t key = end; key < n[j + i]; key++) {
             acc[i] = vf_fma(vf_load(v + (size_t)key * 16), vf_set1(s->p[j + i][key]), acc[i]);
         }
         float *const out = s->out + (size_t)(j + i) * attend_stride(a) + d;
@@ -363,29 +380,35 @@ INLINE void attend_join(float *max, float *sum, float block_max, float block_sum
     *max = merged;
 }
 
-INLINE void attend_divide(float *to, const float *out, float sum, int32_t value_dim)
+/* Divides a query's output by its sum, which a sink joins as a last block of one key without a value. */
+INLINE void attend_end(float *to, const float *out, float max, float sum, const float *sink, int32_t value_dim)
 {
-    const vf divisor = vf_set1(sum);
-    for (int32_t d = 0; d < value_dim; d += 16) store_at(to, d, value_dim, vf_div(vf_load(out + d), divisor));
+    float old_scale = 1, new_scale;
+    if (sink != NULL) attend_join(&max, &sum, *sink, 1, false, &old_scale, &new_scale);
+    const vf scale = vf_set1(old_scale), divisor = vf_set1(sum);
+    for (int32_t d = 0; d < value_dim; d += 16) store_at(to, d, value_dim, vf_div(vf_mul(vf_load(out + d), scale), divisor));
 }
 
-/* Scores and weights of a block; returns through n how many keys of it each query sees. */
+/* Scores and weights of a block; returns through n where what each query sees of it ends, 0: it sees nothing. */
 INLINE const float *attend_enter(const struct attend *a, struct attend_state *s, int32_t from, int32_t *n, float *max, float *sum)
 {
     const uint8_t *const block = a->pool + (size_t)a->table[from / KV_BLOCK] * a->block_bytes;
     const float *const keys = (const float *)(const void *)(block + a->k_offset);
-    int32_t most = 0;
+    int32_t least = KV_BLOCK, most = 0;
     for (int j = 0; j < a->n; j++) {
-        n[j] = a->n_keys[j] - from < KV_BLOCK ? a->n_keys[j] - from : KV_BLOCK;
+        const bool seen = a->n_keys[j] > from && a->first_key[j] < from + KV_BLOCK;
+        n[j] = !seen ? 0 : a->n_keys[j] - from < KV_BLOCK ? a->n_keys[j] - from : KV_BLOCK;
+        s->low[j] = seen && a->first_key[j] > from ? a->first_key[j] - from : 0;
+        least = seen && s->low[j] < least ? s->low[j] : least;
         most = n[j] > most ? n[j] : most;
     }
-    for (int32_t first = 0; first < most; first += 16) {
+    for (int32_t first = least & ~15; first < most; first += 16) {
 #define CALL(j, T) attend_scores(a, keys, s, n, first, j, T)
         BY_FOURS(a->n, CALL);
 #undef CALL
     }
     for (int j = 0; j < a->n; j++) {
-        if (n[j] > 0) attend_weights(s->p[j], n[j], &max[j], &sum[j]);
+        if (n[j] > 0) attend_weights(s->p[j], s->low[j], n[j], &max[j], &sum[j]);
     }
     return (const float *)(const void *)(block + a->v_offset);
 }
@@ -393,23 +416,26 @@ INLINE const float *attend_enter(const struct attend *a, struct attend_state *s,
 static void kernel_attend(const struct attend *a)
 {
     struct attend_state s;
-    int32_t last = 0;
+    int32_t first = INT32_MAX, last = 0;
     for (int j = 0; j < a->n; j++) {
         s.max[j] = -3.4e38f;
         s.sum[j] = 0;
+        first = a->first_key[j] < first ? a->first_key[j] : first;
         last = a->n_keys[j] > last ? a->n_keys[j] : last;
     }
     memset(s.out, 0, (size_t)a->n * attend_stride(a) * sizeof(float));
-    for (int32_t from = 0; from < last; from += KV_BLOCK) {
+    for (int32_t from = first & ~(KV_BLOCK - 1); from < last; from += KV_BLOCK) {
         int32_t n[ATTEND_TILE] = {0};
         float max[ATTEND_TILE], sum[ATTEND_TILE], old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
         const float *const values = attend_enter(a, &s, from, n, max, sum);
         for (int j = 0; j < a->n; j++) {
-            if (n[j] > 0) attend_join(&s.max[j], &s.sum[j], max[j], sum[j], from == 0, &old_scale[j], &new_scale[j]);
+            if (n[j] > 0) attend_join(&s.max[j], &s.sum[j], max[j], sum[j], from <= a->first_key[j], &old_scale[j], &new_scale[j]);
         }
         attend_tile_values(a, values, &s, n, old_scale, new_scale);
     }
-    for (int j = 0; j < a->n; j++) attend_divide(a->out[j], s.out + (size_t)j * attend_stride(a), s.sum[j], a->value_dim);
+    for (int j = 0; j < a->n; j++) {
+        attend_end(a->out[j], s.out + (size_t)j * attend_stride(a), s.max[j], s.sum[j], a->sink[j], a->value_dim);
+    }
 }
 
 static void kernel_attend_block(const struct attend *a, int32_t block)
@@ -423,14 +449,14 @@ static void kernel_attend_block(const struct attend *a, int32_t block)
     const float *const values = attend_enter(a, &s, block * KV_BLOCK, n, max, sum);
     attend_tile_values(a, values, &s, n, one, one);
     for (int j = 0; j < a->n; j++) {
-        if (n[j] <= 0) continue;
+        if (n[j] == 0) continue;
         a->partial[j][0] = max[j];
         a->partial[j][1] = sum[j];
         memcpy(a->partial[j] + 2, s.out + (size_t)j * floats, floats * sizeof(float));
     }
 }
 
-static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t value_dim, float *to)
+static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *to)
 {
     float max = -3.4e38f, sum = 0, out[HEAD_DIM_MAX], old_scale, new_scale;
     const size_t floats = attend_partial_floats(value_dim);
@@ -442,12 +468,13 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
             vf_store(out + d, vf_fma(vf_load(partials + 2 + d), vf_set1(new_scale), old));
         }
     }
-    attend_divide(to, out, sum, value_dim);
+    attend_end(to, out, max, sum, sink, value_dim);
 }
 
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4},
+    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4,
+               [TYPE_MXFP4] = matmul_mxfp4},
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
     .silu_mul = kernel_silu_mul,

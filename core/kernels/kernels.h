@@ -10,14 +10,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_Q4 = 5, TYPE_COUNT = 6 };
+enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_Q4 = 5, TYPE_MXFP4 = 7, TYPE_COUNT = 8 };
 enum {
     PANEL_ROWS = 16,       /* rows interleaved in a matrix */
     Q8_GROUP = 32,         /* elements that share a scale */
     Q4_SUPER = 8,          /* groups that share the f16 scales of a q4 row */
+    MXFP4_FOURS = 4,       /* groups whose scales lie together in an mxfp4 panel */
     HEAD_DIM_MAX = 1024,
     KV_BLOCK = 128,        /* positions in a block of the KV cache; part of the bit rule (softmax is merged per block) */
 };
+
+/* What the sixteen 4-bit floats of mxfp4 are worth, doubled. */
+#define MXFP4_VALUES 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 /* A weight matrix [rows, cols] in panels of 16 rows (docs/FORMAT.md §4). data NULL: absent. */
 struct matrix {
@@ -39,16 +43,17 @@ static inline uint64_t panel_bytes(int type, uint64_t cols)
     const uint64_t groups = (cols + Q8_GROUP - 1) / Q8_GROUP;
     if (type == TYPE_Q8) return (groups * 544 + 63) & ~(uint64_t)63;
     if (type == TYPE_Q4) return (groups + (groups + Q4_SUPER - 1) / Q4_SUPER) * 256;
+    if (type == TYPE_MXFP4) return groups * 256 + (groups + MXFP4_FOURS - 1) / MXFP4_FOURS * 64;
     return 0;
 }
 
 /* Whether products with this type read activations quantised to int8. */
 static inline bool type_reads_q8(int type)
 {
-    return type == TYPE_Q8 || type == TYPE_Q4;
+    return type == TYPE_Q8 || type == TYPE_Q4 || type == TYPE_MXFP4;
 }
 
-/* An activation row of n elements quantised to int8, the other factor of q8 and q4 weights:
+/* An activation row of n elements quantised to int8, the other factor of q8, q4 and mxfp4 weights:
  * int8 quants [groups][32] padded to 64 bytes, f32 scales [groups], int32 offsets [groups] = -128 x sum of quants
  * (q8 weights are stored + 128), f32 sums [groups] = scale x sum of quants (what a q4 minimum is multiplied by). */
 static inline size_t q8_groups(size_t n) { return (n + Q8_GROUP - 1) / Q8_GROUP; }
@@ -71,18 +76,19 @@ struct matmul {
     float *const *y_rows;    /* [n] where each row starts instead, or NULL */
 };
 
-/* Attention of a tile of queries over one key/value head. Queries see keys 0 … n_keys - 1. */
+/* Attention of a tile of queries over one key/value head. Queries see keys first_key … n_keys - 1. */
 enum { ATTEND_TILE = 16 };
 struct attend {
     int32_t n;                                /* queries, 1 to ATTEND_TILE */
     const float *q[ATTEND_TILE];              /* [key_dim] */
     float *out[ATTEND_TILE];                  /* [value_dim] */
-    int32_t n_keys[ATTEND_TILE];
+    int32_t first_key[ATTEND_TILE], n_keys[ATTEND_TILE];
     const uint8_t *pool;                      /* KV blocks */
     const int32_t *table;                     /* block of positions 128 b … : pool + table[b] * block_bytes */
     size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
     int32_t key_dim, value_dim, block_positions;
     float scale;
+    const float *sink[ATTEND_TILE];           /* a logit beside the scores, of no key: it only adds to their sum; NULL: none */
     float *partial[ATTEND_TILE];              /* used by attend_block only */
 };
 
@@ -97,7 +103,9 @@ struct kernels {
     void (*quantize)(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row);
     /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
     void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
-    void (*silu_mul)(float *gate, const float *up, int32_t n); /* gate = silu(gate) * up. arXiv:2002.05202 */
+    /* gate = (up + offset) * gate * sigmoid(alpha * gate), where limit > 0 of a gate of at most limit and of up within
+     * +- limit. With 0, 1, 0: silu(gate) * up. arXiv:2002.05202 */
+    void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float offset);
     int32_t (*argmax)(const float *x, int32_t n);              /* the lowest index of the largest; n >= 1, no NaN */
     void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */
     /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */
@@ -108,10 +116,10 @@ struct kernels {
     float (*dot)(const float *a, const float *b, int32_t n);
     float (*exp)(float x);
     void (*attend)(const struct attend *a);
-    /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that ends before it),
-     * then the partials of a query [n_blocks] in order into out [value_dim]. The bits are those of attend. */
+    /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that sees none of it),
+     * then the partials of a query [n_blocks] and its sink in order into out [value_dim]. The bits are those of attend. */
     void (*attend_block)(const struct attend *a, int32_t block);
-    void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t value_dim, float *out);
+    void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *out);
     /* Row r of w as f32 [cols]: the embedding look-up. */
     void (*read_row)(const struct matrix *w, int32_t r, float *out);
     bool (*all_finite)(const float *x, int64_t n);

@@ -54,6 +54,21 @@ INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
     minus[7] = vf_mul(dmin, vf_fma(high, vf_set1(16), vf_fma(middle, vf_set1(4), low)));
 }
 
+/* Scales of group g of a panel of mxfp4, 16 rows, halved since elements come doubled: 2^(e - 126), a normal number,
+ * times 2^-2. */
+INLINE vf mxfp4_scale(const uint8_t *panel, size_t cols, size_t g)
+{
+    const vi e = vi_bits(vi_load(panel + q8_groups(cols) * 256 + g / MXFP4_FOURS * 64), (int)(g % MXFP4_FOURS) * 8, 8);
+    return vf_mul(vf_times_pow2(vf_set1(1), vf_sub(vf_from_vi(e), vf_set1(126))), vf_set1(0.25f));
+}
+
+INLINE void mxfp4_load(const uint8_t *p, wq *low, wq *high)
+{
+    nq a, b;
+    nq_load(p, &a, &b);
+    *low = wq_mxfp4(a), *high = wq_mxfp4(b);
+}
+
 /* ---- few rows: P panels at a time, from where they lie, so that several streams of memory are read at once ----- */
 
 INLINE void row_f32(const struct matmul *m, int32_t panel, int32_t t, const int P)
@@ -90,9 +105,11 @@ INLINE void row_bf16(const struct matmul *m, int32_t panel, int32_t t, const int
     UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
-INLINE void row_q8(const struct matmul *m, int32_t panel, int32_t t, const int P)
+/* mxfp4: quads come in pairs from halves of 64 bytes. */
+INLINE void row_bytes_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool mxfp4)
 {
-    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q8, cols), groups = q8_groups(cols);
+    const int quads = mxfp4 ? Q8_GROUP / 8 : Q8_GROUP / 4;
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols), groups = q8_groups(cols);
     const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
     vf acc[4];
     UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
@@ -100,20 +117,29 @@ INLINE void row_q8(const struct matmul *m, int32_t panel, int32_t t, const int P
         vi dot[4];
         UNROLL for (int p = 0; p < P; p++) dot[p] = q8_zero(x, cols, g);
 #pragma GCC unroll 1
-        for (int quad = 0; quad < Q8_GROUP / 4; quad++) {
-            const aq a = aq_load(x + g * Q8_GROUP + (size_t)quad * 4);
+        for (int quad = 0; quad < quads; quad++) {
+            const uint8_t *const at = x + g * Q8_GROUP + (size_t)quad * 4;
+            const aq a = aq_load(at), b = mxfp4 ? aq_load(at + 16) : a;
             UNROLL for (int p = 0; p < P; p++) {
-                dot[p] = vi_dot4(dot[p], wq_load(w + (size_t)p * bytes + g * 512 + (size_t)quad * 64), a);
+                const uint8_t *const from = w + (size_t)p * bytes + g * (mxfp4 ? 256 : 512) + (size_t)quad * 64;
+                wq low, high;
+                if (mxfp4) mxfp4_load(from, &low, &high);
+                dot[p] = vi_dot4(dot[p], mxfp4 ? low : wq_load(from), a);
+                if (mxfp4) dot[p] = vi_dot4(dot[p], high, b);
                 KEEP(dot[p]);
             }
         }
         UNROLL for (int p = 0; p < P; p++) {
-            const vf ws = vf_f16(w + (size_t)p * bytes + groups * 512 + g * 32);
+            const uint8_t *const from = w + (size_t)p * bytes;
+            const vf ws = mxfp4 ? mxfp4_scale(from, cols, g) : vf_f16(from + groups * 512 + g * 32);
             acc[p] = vf_fma(vf_from_vi(dot[p]), vf_mul(ws, x_scale(x, cols, g)), acc[p]);
         }
     }
     UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
+
+#define row_q8(m, panel, t, P) row_bytes_q8(m, panel, t, P, false)
+#define row_mxfp4(m, panel, t, P) row_bytes_q8(m, panel, t, P, true)
 
 INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P)
 {
@@ -163,6 +189,16 @@ INLINE void open_q8(const struct matmul *m, int32_t panel, size_t first, size_t 
     const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_Q8, cols);
     for (size_t quad = 0; quad < n * 8; quad++) b->quad[quad] = wq_load(w + first * 512 + quad * 64);
     for (size_t i = 0; i < n; i++) b->scale[i] = vf_f16(w + q8_groups(cols) * 512 + (first + i) * 32);
+}
+
+INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b)
+{
+    const size_t cols = (size_t)m->w->cols;
+    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_MXFP4, cols), *at = w + first * 256;
+    for (size_t i = 0; i < n; i++) {
+        for (wq *quad = b->quad + i * 8; quad < b->quad + i * 8 + 4; quad++, at += 64) mxfp4_load(at, quad, quad + 4);
+        b->scale[i] = mxfp4_scale(w, cols, first + i);
+    }
 }
 
 INLINE void open_q4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q4 *b)
@@ -290,6 +326,9 @@ DEFINE_MATMUL(f32, f32, INT32_MAX)
 DEFINE_MATMUL(bf16, f32, INT32_MAX)
 DEFINE_MATMUL(q8, q8, BLOCK_GROUPS)
 DEFINE_MATMUL(q4, q4, BLOCK_GROUPS)
+#define block_mxfp4 block_q8 /* once taken apart it is q8 */
+#define tile_mxfp4 tile_q8
+DEFINE_MATMUL(mxfp4, mxfp4, BLOCK_GROUPS)
 
 static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *out)
 {
@@ -322,19 +361,25 @@ static void read_row_q4(const uint8_t *panel, size_t cols, size_t lane, float *o
     }
 }
 
+static void read_row_mxfp4(const uint8_t *panel, size_t cols, size_t lane, float *out)
+{
+    static const int8_t values[] = {MXFP4_VALUES};
+    for (size_t k = 0; k < cols; k++) {
+        float scale[16];
+        vf_store(scale, mxfp4_scale(panel, cols, k / Q8_GROUP));
+        const uint8_t pair = panel[k / Q8_GROUP * 256 + k % 16 / 4 * 64 + lane * 4 + k % 4];
+        out[k] = (float)values[k % Q8_GROUP < 16 ? pair & 15 : pair >> 4] * scale[lane];
+    }
+}
+
 static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
 {
     const size_t cols = (size_t)w->cols, lane = (size_t)(r % PANEL_ROWS);
     const uint8_t *const panel = w->data + (size_t)(r / PANEL_ROWS) * panel_bytes(w->type, cols);
-    if (w->type == TYPE_Q8) {
-        read_row_q8(panel, cols, lane, out);
-        return;
-    }
-    if (w->type == TYPE_Q4) {
-        read_row_q4(panel, cols, lane, out);
-        return;
-    }
-    for (size_t k = 0; k < cols; k++) {
+    if (w->type == TYPE_Q8) read_row_q8(panel, cols, lane, out);
+    if (w->type == TYPE_Q4) read_row_q4(panel, cols, lane, out);
+    if (w->type == TYPE_MXFP4) read_row_mxfp4(panel, cols, lane, out);
+    for (size_t k = 0; k < cols && !type_reads_q8(w->type); k++) {
         uint8_t bits[4] = {0};
         if (w->type == TYPE_F32) memcpy(bits, panel + k * 64 + lane * 4, 4);
         else memcpy(bits + 2, panel + k / 2 * 64 + lane * 4 + k % 2 * 2, 2); /* bf16 is the upper half of an f32 */

@@ -137,6 +137,9 @@ static inline void nq_load(const uint8_t *p, nq *low, nq *high)
     *high = ALL1(nq, high4, v);
 }
 
+static inline int8x16_t mxfp4(int8x16_t n) { return vqtbl1q_s8((int8x16_t){MXFP4_VALUES}, vreinterpretq_u8_s8(n)); }
+static inline wq wq_mxfp4(nq n) { return ALL1(wq, mxfp4, n); }
+
 #if defined(NEON_DOTPROD)
 typedef vi ni;
 

@@ -1,5 +1,6 @@
 /* scalar.c: the kernel set of every machine, in plain C with the vector types of gcc and clang, which become whatever the
  * target has; the reference that the others are compared with. Owns the exact fused multiply-add for CPUs without one. */
+#include "kernels.h"
 #include <stdint.h>
 #include <string.h>
 
@@ -127,6 +128,14 @@ INLINE void nq_load(const uint8_t *p, nq *low, nq *high)
     const vu all = wq_load(p);
     *low = all & 0x0f0f0f0fu;
     *high = all >> 4 & 0x0f0f0f0fu;
+}
+
+INLINE wq wq_mxfp4(nq n)
+{
+    static const int values[] = {MXFP4_VALUES};
+    wq w = {0};
+    for (int i = 0; i < 64; i++) w[i / 4] |= (uint32_t)(values[n[i / 4] >> i % 4 * 8 & 15] + 128) << i % 4 * 8;
+    return w;
 }
 
 #define KEEP(v) ((void)0) /* 16 lanes are more than the registers anyway */

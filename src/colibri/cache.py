@@ -56,7 +56,8 @@ def resolve(
         return _demo()
     path = Path(name)
     if path.is_dir():
-        types = weight_types(type, experts=experts, dense=dense, output=output)
+        weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
+        types = _types(path, type, experts, dense, output)
 
         def converting(target: Path) -> Path:
             from colibri.convert import convert  # heavy: only where something has to be converted
@@ -95,6 +96,17 @@ def _demo() -> Path:
             "the path of another model."
         )
     return path
+
+
+def _types(
+    source: Path, type: str, experts: str | None, dense: str | None, output: str | None
+) -> WeightTypes:
+    """As convert() chooses them: some experts stay as the checkpoint stores them."""
+    from colibri.convert.checkpoint import read_json
+    from colibri.convert.mxfp4 import chosen_types
+
+    config = source / "config.json"
+    return chosen_types(read_json(config) if config.is_file() else {}, type, experts, dense, output)
 
 
 def _converted(

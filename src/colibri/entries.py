@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from colibri.config import Config
-from colibri.errors import ArgumentError
-from colibri.quantize import check_type, matrix_bytes
+from colibri.errors import ArgumentError, ConversionError
+from colibri.quantize import KEPT, check_type, matrix_bytes
 
 DEFAULT_TYPE = "q8"
 Types = str | Callable[[str], tuple[str, ...]]
@@ -63,7 +63,11 @@ def weight_types(
     """The choice with `type` (None: q8) where there is none; an error for what is no weight type, or has no
     effect."""
     for chosen in (type, experts, dense, output):
-        if chosen is not None:
+        if chosen == KEPT and chosen is not experts:
+            raise ConversionError(
+                f"Weight type {KEPT} is for experts alone, left as a checkpoint stores them. Choose q4."
+            )
+        if chosen is not None and chosen != KEPT:
             check_type(chosen)
     if None not in (type, experts, dense, output):
         raise ArgumentError(f"type={type!r} has no effect: experts, dense and output have types of their own")
@@ -162,12 +166,16 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)
+        if config["attn_sinks"]:
+            yield vector(at + "attn_sinks", config["n_heads"])
         yield vector(at + "ffn_norm", n_embd)
         n_experts = config["n_experts"][layer]
         if not n_experts:
             yield from gated(at + "ffn", config["n_ff"])
             continue
         yield matrix(at + "router", n_experts, n_embd, "f32")
+        if config["router_logit_bias"]:
+            yield vector(at + "router_logit_bias", n_experts)
         if config["router_bias"]:
             yield vector(at + "router_bias", n_experts)
         if config["n_ff_shared"]:
@@ -175,6 +183,9 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
                 yield vector(at + "shared_router", n_embd)
             yield from gated(at + "shared", config["n_ff_shared"])
         rows = config["n_ff_expert"]
+        if config["expert_bias"]:
+            for part, width in (("gate", rows), ("up", rows), ("down", n_embd)):
+                yield vector(f"{at}experts_{part}_bias", n_experts * width)
         for expert in range(n_experts):
             name = f"{at}experts.{expert}"
             gate, up, down = of(name, 3)
@@ -194,13 +205,12 @@ def entry_class(entry: Entry) -> str:
     part = words[2] if words[0] == "layers" else words[0]
     if part in ("embedding", "output"):
         return part
-    if part in ("router", "router_bias", "shared_router"):
+    if part in ("router", "router_logit_bias", "router_bias", "shared_router"):
         return "routers"
     if part.endswith("_norm"):
         return "norms"
-    return {"attn": "attention", "rope": "attention", "shared": "shared", "ffn": "dense"}[
-        part.split("_", 1)[0]
-    ]
+    kind = part.split("_", 1)[0]
+    return {"attn": "attention", "rope": "attention", "ffn": "dense"}.get(kind, kind)
 
 
 def bytes_by_class(entries: Iterable[Entry]) -> dict[str, int]:

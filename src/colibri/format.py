@@ -24,7 +24,7 @@ from typing import Any
 from colibri.config import CONFIG_AT, Config, complete_config, decode_config, encode_config
 from colibri.entries import KIND_IDS, KINDS, Entry, Types, expected_entries, iter_tensors
 from colibri.errors import ConversionError, ModelFileError, ModelIOError, UnsupportedError
-from colibri.quantize import TYPE_IDS, TYPE_NAMES
+from colibri.quantize import STORED_IDS, TYPE_NAMES
 
 __all__ = [
     "Container",
@@ -236,7 +236,7 @@ def _remove_abandoned(directory: Path) -> None:
 
 
 def _encode_entry(entry: Entry) -> bytes:
-    types = bytes(TYPE_IDS[type] for type in entry.types)
+    types = bytes(STORED_IDS[type] for type in entry.types)
     return _ENTRY.pack(
         entry.name.encode(),
         entry.offset,

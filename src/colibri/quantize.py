@@ -1,7 +1,7 @@
 """Weight types: packs matrices into the panels that the kernels read (C does it), and back
 (docs/FORMAT.md, section 4).
 
-Owns: names, numbers and sizes of the weight types f32, bf16, q8 and q4; blocks over threads; unpacking.
+Owns: names, numbers and sizes of all weight types; blocks over threads; unpacking.
 Refuses: values that a type cannot hold (NaN, infinity, beyond bf16 or f16 scales); files are the caller's.
 
 Panels of 16 rows are independent, so a matrix may be packed in blocks of `block_rows` rows; joined, the
@@ -24,7 +24,10 @@ Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 TYPE_IDS: dict[str, int] = {"f32": 1, "bf16": 2, "q8": 4, "q4": 5}
-TYPE_NAMES: dict[int, str] = {number: name for name, number in TYPE_IDS.items()}
+KEPT = "mxfp4"  # never made of floats: experts of some checkpoints come in it and stay in it
+STORED_IDS = TYPE_IDS | {KEPT: 7}
+TYPE_NAMES: dict[int, str] = {number: name for name, number in STORED_IDS.items()}
+MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 PANEL_ROWS = 16
 GROUP = 32  # elements along k that share a scale
@@ -46,7 +49,8 @@ def check_type(type: str) -> None:
 
 def panel_bytes(cols: int, type: str) -> int:
     """Bytes of 16 rows of `cols` elements."""
-    check_type(type)
+    if type != KEPT:
+        check_type(type)
     groups = -(-cols // GROUP)
     if type == "f32":
         return 64 * cols
@@ -54,6 +58,8 @@ def panel_bytes(cols: int, type: str) -> int:
         return 64 * ((cols + 1) // 2)
     if type == "q8":
         return -(-(_GROUP_BYTES + _SCALE_BYTES) * groups // 64) * 64
+    if type == KEPT:
+        return _Q4_BYTES * groups + 64 * -(-groups // 4)
     return _Q4_BYTES * (groups - (-groups // SUPER))
 
 
@@ -128,6 +134,8 @@ def unpack(buffer: bytes | bytearray | memoryview | Bytes, rows: int, cols: int,
         values = bits.view(np.float32)
     elif type == "q4":
         values = _unpack_q4(panels, -(-cols // GROUP))
+    elif type == KEPT:
+        values = _unpack_mxfp4(panels, -(-cols // GROUP))
     else:
         groups = -(-cols // GROUP)
         quants = panels[:, : _GROUP_BYTES * groups].reshape(n, groups, GROUP // 4, PANEL_ROWS, 4)
@@ -141,9 +149,7 @@ def unpack(buffer: bytes | bytearray | memoryview | Bytes, rows: int, cols: int,
 def _unpack_q4(panels: Bytes, groups: int) -> Floats:
     """q x (d x sc) - (dmin x m), float32 [rows, groups x 32]; products are exact."""
     n = panels.shape[0]
-    bytes_of = panels[:, : _Q4_BYTES * groups].reshape(n, groups, 4, PANEL_ROWS, 4)
-    q = np.stack([bytes_of & 15, bytes_of >> 4], axis=2)  # [n, group, half, quad, row, element of the quad]
-    q = q.transpose(0, 4, 1, 2, 3, 5).reshape(n, PANEL_ROWS, groups, GROUP).astype(np.float32)
+    q = _nibbles(panels, groups).astype(np.float32)
     records = panels[:, _Q4_BYTES * groups :].reshape(n, -1, _Q4_BYTES)
     units = np.ascontiguousarray(records[..., :64]).view("<f2").astype(np.float32)
     units = units.reshape(n, -1, 2, PANEL_ROWS)  # d, dmin
@@ -155,6 +161,23 @@ def _unpack_q4(panels: Bytes, groups: int) -> Floats:
     scale, least = scales.transpose(3, 0, 2, 1, 4).reshape(2, n, PANEL_ROWS, -1)[..., :groups]
     values: Floats = (q * scale[..., None] - least[..., None]).reshape(n * PANEL_ROWS, -1)
     return values
+
+
+def _unpack_mxfp4(panels: Bytes, groups: int) -> Floats:
+    """4-bit floats x 2^(scale - 127), float32 [rows, groups x 32], exact."""
+    n = panels.shape[0]
+    values = np.array(MXFP4_VALUES, np.float32)[_nibbles(panels, groups)]
+    scales = panels[:, _Q4_BYTES * groups :].reshape(n, -1, PANEL_ROWS, 4).transpose(0, 2, 1, 3)
+    exponents = scales.reshape(n, PANEL_ROWS, -1)[..., :groups, None].astype(np.int32) - 127
+    return np.ldexp(values, exponents).reshape(n * PANEL_ROWS, -1)
+
+
+def _nibbles(panels: Bytes, groups: int) -> Bytes:
+    """[panels, 16 rows, groups, 32 elements], each 0 to 15."""
+    n = panels.shape[0]
+    bytes_of = panels[:, : _Q4_BYTES * groups].reshape(n, groups, 4, PANEL_ROWS, 4)
+    q = np.stack([bytes_of & 15, bytes_of >> 4], axis=2)  # [n, group, half, quad, row, element of the quad]
+    return q.transpose(0, 4, 1, 2, 3, 5).reshape(n, PANEL_ROWS, groups, GROUP)
 
 
 def block_rows(cols: int) -> int:

@@ -36,7 +36,7 @@ static inline void bench_call(const struct bench *b)
     switch (b->entry) {
     case QUANTIZE: k->quantize(b->b, BENCH_N, 0, BENCH_N / Q8_GROUP, b->row); break;
     case RMS_NORM: k->rms_norm(b->a, b->b, b->b, BENCH_N, 1e-5f); break;
-    case SILU_MUL: k->silu_mul(b->a, b->b, BENCH_N); break;
+    case SILU_MUL: k->silu_mul(b->a, b->b, BENCH_N, 7, 1.702f, 1); break;
     case SOFTMAX: k->softmax(b->a, BENCH_N); break;
     case ROTATE: k->rotate(b->a, b->b, b->b + BENCH_HEAD, BENCH_HEAD); break;
     case ADD: k->add(b->a, b->b, BENCH_N); break;
@@ -50,7 +50,7 @@ static inline void bench_call(const struct bench *b)
     case MATMUL: k->matmul[b->matmul.w->type](&b->matmul); break;
     case ATTEND: k->attend(&b->attend); break;
     case ATTEND_BLOCK: k->attend_block(&b->attend, 0); break;
-    case ATTEND_MERGE: k->attend_merge(b->partials, BENCH_KEYS / KV_BLOCK, BENCH_HEAD, b->attend.out[0]); break;
+    case ATTEND_MERGE: k->attend_merge(b->partials, BENCH_KEYS / KV_BLOCK, BENCH_HEAD, NULL, b->attend.out[0]); break;
     }
 }
 
@@ -165,6 +165,7 @@ static inline void bench_set(const struct kernels *kernels)
     bench_matrices(&b, TYPE_BF16, "bf16");
     bench_matrices(&b, TYPE_Q8, "q8");
     bench_matrices(&b, TYPE_Q4, "q4");
+    bench_matrices(&b, TYPE_MXFP4, "mxfp4");
     bench_attention(&b);
     free(b.a);
     free(b.b);

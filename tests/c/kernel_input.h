@@ -93,6 +93,18 @@ static inline void fill_q8_panel(uint8_t *panel, size_t cols, enum content conte
     for (size_t i = 0; i < groups * 16; i++) put_f16(panel + groups * 512 + i * 2, content);
 }
 
+/* Scales to 2^100, so that sums stay finite. */
+static inline void fill_mxfp4_panel(uint8_t *panel, size_t groups, enum content content)
+{
+    const size_t quants = groups * 256, scales = (groups + MXFP4_FOURS - 1) / MXFP4_FOURS * 64;
+    for (size_t i = 0; i < quants; i++) {
+        panel[i] = content == HIGHEST ? (next_random() % 2 ? 0x77 : 0xff) : content == LOWEST ? 0x19 : (uint8_t)next_random();
+    }
+    for (size_t i = 0; i < scales; i++) {
+        panel[quants + i] = (uint8_t)(content == HIGHEST ? 227 : content == LOWEST ? (int32_t)(i % 3) : 110 + random_below(30));
+    }
+}
+
 static inline void fill_float_panel(uint8_t *panel, int type, size_t cols, enum content content)
 {
     for (size_t k = 0; k < cols; k++) {
@@ -114,6 +126,7 @@ static inline struct matrix new_matrix(int type, int32_t rows, int32_t cols, enu
     for (size_t p = 0; p < panels; p++) {
         uint8_t *const panel = data + p * bytes;
         if (type == TYPE_Q4) fill_q4_panel(panel, q8_groups((size_t)cols), content);
+        else if (type == TYPE_MXFP4) fill_mxfp4_panel(panel, q8_groups((size_t)cols), content);
         else if (type == TYPE_Q8) fill_q8_panel(panel, (size_t)cols, content);
         else fill_float_panel(panel, type, (size_t)cols, content);
     }

@@ -97,7 +97,8 @@ static void test_rows(int32_t n, enum content content)
     } while (0)
     BOTH("rms_norm", rms_norm(a + 1, x + 1, w + 1, n, 1e-6f), rms_norm(b + 1, x + 1, w + 1, n, 1e-6f));
     BOTH("rms_norm in place", rms_norm(a + 1, a + 1, w + 1, n, 1e-6f), rms_norm(b + 1, b + 1, w + 1, n, 1e-6f));
-    BOTH("silu_mul", silu_mul(a + 1, w + 1, n), silu_mul(b + 1, w + 1, n));
+    BOTH("silu_mul", silu_mul(a + 1, w + 1, n, 0, 1, 0), silu_mul(b + 1, w + 1, n, 0, 1, 0));
+    BOTH("silu_mul, clamped", silu_mul(a + 1, w + 1, n, 0.7f, 1.7f, 1), silu_mul(b + 1, w + 1, n, 0.7f, 1.7f, 1));
     BOTH("softmax", softmax(a + 1, n), softmax(b + 1, n));
     BOTH("add", add(a + 1, w + 1, n), add(b + 1, w + 1, n));
     BOTH("add_scaled", add_scaled(a + 1, w + 1, 0.37f, n), add_scaled(b + 1, w + 1, 0.37f, n));
@@ -139,10 +140,27 @@ static void test_attend_blocks(const struct attend *whole, int32_t blocks, float
     }
     for (int32_t j = 0; j < job.n; j++) {
         const float *const first = partials + (size_t)j * (size_t)blocks * floats;
-        tested->attend_merge(first, (job.n_keys[j] - 1) / KV_BLOCK + 1, job.value_dim, found[j] + 1);
+        const int32_t begin = job.first_key[j] / KV_BLOCK;
+        tested->attend_merge(first + (size_t)begin * floats, (job.n_keys[j] - 1) / KV_BLOCK + 1 - begin, job.value_dim,
+                             job.sink[j], found[j] + 1);
         compare("attend by blocks", expected[j], found[j], (size_t)job.value_dim * 4 + 4, j, job.n_keys[j]);
     }
     free(partials);
+}
+
+/* NaN into the keys and values of every position before the first that any query sees. */
+static void spoil_unseen(const struct attend *job, float *pool, size_t block_floats)
+{
+    int32_t first = INT32_MAX;
+    for (int32_t j = 0; j < job->n; j++) first = job->first_key[j] < first ? job->first_key[j] : first;
+    for (int32_t key = 0; key < first; key++) {
+        float *const block = pool + (size_t)job->table[key / KV_BLOCK] * block_floats;
+        const size_t at = (size_t)(key % KV_BLOCK);
+        for (size_t d = 0; d < (size_t)job->key_dim; d++) block[(at / 16 * (size_t)job->key_dim + d) * 16 + at % 16] = NAN;
+        for (size_t d = 0; d < (size_t)job->value_dim; d++) {
+            block[job->v_offset / 4 + (d / 16 * KV_BLOCK + at) * 16 + d % 16] = NAN;
+        }
+    }
 }
 
 static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content content)
@@ -151,7 +169,9 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
     const size_t block_bytes = (size_t)KV_BLOCK * (size_t)(head_dim + stride) * 4;
     uint8_t *const pool = take(block_bytes * (size_t)blocks);
     int32_t table[16];
-    float *q[ATTEND_TILE], *a[ATTEND_TILE], *b[ATTEND_TILE];
+    float *q[ATTEND_TILE], *a[ATTEND_TILE], *b[ATTEND_TILE], sinks[ATTEND_TILE];
+    const bool sink = next_random() % 2;
+    const int32_t window = next_random() % 2 ? 0 : 1 + random_below(keys);
     fill((float *)(void *)pool, (int32_t)(block_bytes / 4) * blocks, 2, content == JUMPING ? ORDINARY : content);
     for (int32_t i = 0; i < blocks; i++) table[i] = blocks - 1 - i;
     struct attend job = {.n = n, .pool = pool, .table = table, .block_bytes = block_bytes, .k_offset = 0,
@@ -166,6 +186,9 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         job.q[j] = q[j] + 1;
         const int32_t seen = keys - (n - 1 - j) * random_below(40);
         job.n_keys[j] = seen > 0 ? seen : 1;
+        job.first_key[j] = window > 0 && window < job.n_keys[j] ? job.n_keys[j] - window : 0;
+        sinks[j] = random_float(content == JUMPING ? 200 : 3);
+        if (sink) job.sink[j] = &sinks[j];
     }
     for (int32_t j = 0; j < n; j++) job.out[j] = a[j] + 1;
     kernels_scalar.attend(&job);
@@ -178,10 +201,15 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         single.q[0] = q[j] + 1;
         single.out[0] = b[j] + 1;
         single.n_keys[0] = job.n_keys[j];
+        single.first_key[0] = job.first_key[j];
+        single.sink[0] = job.sink[j];
         tested->attend(&single);
         compare("attend alone", a[j], b[j], (size_t)head_dim * 4 + 4, j, keys);
     }
     test_attend_blocks(&job, blocks, a, b);
+    spoil_unseen(&job, (float *)(void *)pool, block_bytes / 4);
+    tested->attend(&job);
+    for (int32_t j = 0; j < n; j++) compare("attend beside NaN", a[j], b[j], (size_t)head_dim * 4 + 4, n, keys);
     for (int32_t j = 0; j < n; j++) {
         free(q[j]);
         free(a[j]);
@@ -192,9 +220,9 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
 
 static void test_set(void)
 {
-    static const int types[] = {TYPE_F32, TYPE_BF16, TYPE_Q8, TYPE_Q4};
+    static const int types[] = {TYPE_F32, TYPE_BF16, TYPE_Q8, TYPE_Q4, TYPE_MXFP4};
     static const int32_t edges[] = {63, 64, 65, 255, 256, 257, 287, 288, 289, 511, 512, 513}; /* groups, super-groups */
-    enum { N_TYPES = 4, N_EDGES = sizeof edges / sizeof *edges, SHORT = 40 };
+    enum { N_TYPES = 5, N_EDGES = sizeof edges / sizeof *edges, SHORT = 40 };
     int32_t turn = 0;
     for (int32_t cols = 1; cols <= SHORT + N_EDGES; cols++) {
         for (int t = 0; t < N_TYPES; t++, turn++) {

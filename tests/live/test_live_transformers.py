@@ -155,6 +155,34 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**LATENT, **GROUPED, "rope_interleave": False, "rope_parameters": MSCALE_PARAMETERS},
     ),
+    "mixtral window": ("Mixtral", {"num_local_experts": 5, "sliding_window": 24}),
+    "qwen3_moe window": (
+        "Qwen3Moe",
+        {**EXPERTS, "moe_intermediate_size": 24, "use_sliding_window": True, "sliding_window": 150},
+    ),
+    "qwen2_moe window": (
+        "Qwen2Moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+        },
+    ),
+    "qwen3 window": ("Qwen3", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    "dots1 window": (
+        "Dots1",
+        {**GROUPED, "num_key_value_heads": 4, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 24},
+    ),
+    "gpt_oss, square down": (
+        "GptOss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12, "intermediate_size": 48},
+    ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 
@@ -175,6 +203,37 @@ def test_what_save_pretrained_writes_converts(kind: str, storage: str, tmp_path:
     assert np.abs(found - expected).max() < BOUND
     logits, _ = oracle.forward(oracle.load(saved), ids)
     assert np.abs(logits - expected).max() < 2e-5
+
+
+def test_mxfp4_equals_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    """Dequantised on both sides: experts bit by bit, and the logits of a whole model."""
+    from safetensors.torch import load_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    directory = models.checkpoint("gpt_oss_mxfp4")
+    tensors = load_file(directory / "model.safetensors")
+    at = "model.layers.1.mlp.experts."
+    apart = oracle.separate(oracle.read_safetensors(directory / "model.safetensors"))
+    for part, kinds in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+        blocks, scales = (tensors[f"{at}{part}_{kind}"] for kind in ("blocks", "scales"))
+        wanted = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, cols, rows]
+        for expert, values in enumerate(wanted.numpy()):
+            for start, kind in enumerate(kinds):
+                found = apart[f"{at}{expert}.{kind}_proj.weight"]
+                assert np.array_equal(found, values.T[start :: len(kinds)])
+    ids = [int(i) for i in np.random.default_rng(4).integers(3, 295, 200)]
+    convert(directory, tmp_path / "m.colibri", "f32", experts="f32")
+    with engine(tmp_path / "m.colibri") as run:
+        logits = run.feed(ids)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        quantization_config=transformers.Mxfp4Config(dequantize=True),
+    ).to(torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(logits - expected).max() < BOUND
 
 
 ROPES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -67,7 +67,15 @@ class View:
     start: int = 0
     transposed: bool = False  # the slice lies as [cols, rows]
     col: int = 0  # with transposed: the source row of column 0
-    order: tuple[int, ...] = ()  # source row of each row, if they are not neighbours
+    order: Sequence[int] = ()  # source row of each row, or place of each number, if they are not neighbours
+    flat: bool = False  # a vector: the numbers of a tensor of any shape
+    scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
+
+    def bytes(self, rows: int) -> int:
+        """Of so many rows in the file."""
+        if self.scales is not None:
+            return rows * self.cols * 17 // 32
+        return rows * self.cols * self.tensor.item_bytes
 
 
 ReadRows = Callable[[View, int, int], npt.NDArray[Any]]
@@ -117,7 +125,7 @@ def read_json(path: Path) -> dict[str, Any]:
 @contextmanager
 def reading() -> Iterator[ReadRows]:
     """A function that reads rows [first, last) of a view, in the dtype of the file; `widen` makes them
-    float32.
+    float32. Rows of mxfp4 come as [rows, groups, 17] bytes, the scale last.
 
     Nothing but those rows is copied. Shards are mapped, one at a time and never for long: their pages
     belong to the system, but they would count as this process's memory.
@@ -145,25 +153,27 @@ def reading() -> Iterator[ReadRows]:
         tensor = view.tensor
         picked = np.array(view.order[first:last], dtype=np.intp)
         rows = slice(view.start + first, view.start + last)
-        if view.order:
+        if view.order and not view.flat:
             rows = slice(int(picked.min()), int(picked.max()) + 1)
         columns = slice(view.col, view.col + view.cols)
         index: Any = (columns, rows) if view.transposed else (rows,)
         if view.expert is not None:
             index = (view.expert, *index)
-        handle = handle_of(tensor.file, (last - first) * view.cols * tensor.item_bytes)
+        handle = handle_of(tensor.file, view.bytes(last - first))
         try:
-            data = (
-                handle.get_tensor(tensor.name)
-                if len(tensor.shape) == 1
-                else handle.get_slice(tensor.name)[index]
-            )
+            if view.flat:
+                numbers: npt.NDArray[Any] = handle.get_tensor(tensor.name).reshape(1, -1)
+                return numbers[:, np.array(view.order)] if view.order else numbers
+            data = handle.get_slice(tensor.name)[index]
+            if view.scales is not None:
+                scales = handle_of(view.scales.file, 0).get_slice(view.scales.name)[index]
+                data = np.concatenate([data, scales[..., None]], axis=2)
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{tensor.name} in {tensor.file}: {error}") from error
         rows_first: npt.NDArray[Any] = data.T if view.transposed else data
         if view.order:
             rows_first = rows_first[picked - rows.start]
-        return rows_first.reshape(last - first, view.cols)
+        return rows_first if view.scales is not None else rows_first.reshape(last - first, view.cols)
 
     try:
         yield read
@@ -180,8 +190,13 @@ def widen(data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return data.astype(np.float32, copy=False)
 
 
-def refuse_dtype(tensor: SourceTensor) -> None:
-    if tensor.dtype not in _DTYPES:
+def refuse_dtype(view: View) -> None:
+    tensor = view.tensor
+    if view.scales is not None:
+        tensor = tensor if tensor.dtype != "U8" else view.scales
+        if tensor.dtype != "U8":
+            raise ConversionError(f"{tensor.name} in {tensor.file.name} is {tensor.dtype}; expected U8.")
+    elif tensor.dtype not in _DTYPES:
         raise ConversionError(
             f"{tensor.name} in {tensor.file.name} is stored as {tensor.dtype}; expected F32, F16 or BF16. "
             "Quantised and integer checkpoints are not supported: convert the original one."

@@ -2,7 +2,7 @@
 grouped-query attention and gated SiLU feed-forwards, dense or routed.
 
 Owns: those keys and names, with the class defaults that a family hands in.
-Refuses: sliding windows, other activations, impossible head sizes, more experts chosen than there are.
+Refuses: other activations, impossible head sizes, more experts chosen than there are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import numpy.typing as npt
 from colibri.convert.checkpoint import SourceTensor, View
 from colibri.convert.keys import Keys
 from colibri.convert.rope import read_rope
+from colibri.convert.windows import Windows, read_windows
 from colibri.errors import ConversionError
 
-# Target entry to source tensors that may hold it, without the wrapper "model."; {N} is the layer.
+# Target entry to source tensors that may hold it, without the wrapper "model."; {N} is the layer. A vector
+# may be every second number of a tensor: name[0::2].
 Names = Mapping[str, tuple[str, ...]]
 
 
@@ -49,6 +51,8 @@ class ExpertNames:
 
     blocks: tuple[str, ...]
     parts: tuple[str, str, str]
+    # One tensor [experts, n_embd, 2 n_ff] with gate and up in turns, and down transposed too.
+    in_turns: bool = False
 
 
 TENSORS: Names = {
@@ -86,10 +90,12 @@ def read_decoder(
     theta: float = 10000.0,
     share: float | None = None,
     head_dim: int | None = None,
+    windows: Windows | None = None,
 ) -> Decoder:
     """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
     num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
-    `share` as in read_rope. `head_dim`: a family that knows it allows no other in config.json.
+    `share` as in read_rope, `windows` as in read_windows. `head_dim`: a family that knows it allows no other
+    in config.json.
     """
     keys.require("hidden_act", ("silu", "swish"), "silu")
     n_embd = keys.integer("hidden_size", defaults["hidden_size"])
@@ -110,7 +116,6 @@ def read_decoder(
         head_dim = n_embd // n_heads
     context_length = keys.integer("max_position_embeddings", defaults["max_position_embeddings"])
     n_layers = keys.integer("num_hidden_layers", defaults["num_hidden_layers"])
-    _refuse_sliding_window(keys, defaults, n_layers, context_length)
     rope = read_rope(keys, head_dim, context_length, theta, share)
     config = {
         "n_vocab": keys.integer("vocab_size", defaults["vocab_size"]),
@@ -125,6 +130,7 @@ def read_decoder(
         "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
         "attn_scale": head_dim**-0.5,
         "tied_output": int(keys.flag("tie_word_embeddings", False)),
+        "window": read_windows(keys, windows, n_layers, context_length),
     }
     return Decoder(config, rope.inv_freq, all_dim_scale=rope.all_dim_scale)
 
@@ -166,24 +172,3 @@ def read_biases(keys: Keys) -> dict[str, int]:
     """attention_bias: q, k, v and the output have biases."""
     bias = int(keys.flag("attention_bias", False))
     return {"attn_qkv_bias": bias, "attn_out_bias": bias}
-
-
-def _refuse_sliding_window(
-    keys: Keys, defaults: Mapping[str, Any], n_layers: int, context_length: int
-) -> None:
-    """A window that is off, or no smaller than the context, changes nothing."""
-    on = keys.raw("use_sliding_window")
-    window = keys.raw("sliding_window", defaults.get("sliding_window"))
-    if "max_window_layers" in defaults:  # the layer from which on it counts, whatever the switch says
-        on = n_layers > keys.integer("max_window_layers", defaults["max_window_layers"], 0)
-    if on is not False and window not in (None, 0):
-        # Without the switch the window counts; Qwen classes leave it off by default.
-        switched_off = on is None and str(keys.values.get("model_type")).startswith("qwen")
-        if not switched_off and not (isinstance(window, int) and window >= context_length):
-            wanted = f"null, or at least max_position_embeddings = {context_length}"
-            raise keys.error("sliding_window", wanted, "Sliding-window attention is not supported.")
-    layer_types = keys.raw("layer_types")
-    if layer_types is not None and layer_types != ["full_attention"] * n_layers:
-        raise keys.error(
-            "layer_types", f"{n_layers} times 'full_attention'", "Other layer types are not supported."
-        )

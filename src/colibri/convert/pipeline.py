@@ -30,12 +30,14 @@ from colibri.convert.checkpoint import (
     widen,
 )
 from colibri.convert.keys import Keys
+from colibri.convert.mxfp4 import chosen_types, panels
+from colibri.convert.mxfp4 import widen as widen_mxfp4
 from colibri.convert.registry import family_of
 from colibri.convert.tensors import resolve
 from colibri.entries import Entry, bytes_by_class, weight_types
 from colibri.errors import ArgumentError, ConversionError, ModelIOError
 from colibri.format import Writer, is_container
-from colibri.quantize import block_rows, pack
+from colibri.quantize import KEPT, block_rows, pack
 
 Progress = Callable[[int, int, str], object]  # (bytes written, bytes of all tensors, entry name)
 
@@ -74,14 +76,16 @@ def convert(
     """Converts a Hugging Face directory to f32, bf16, q8 (the default) or q4.
 
     experts, dense, output: another type than `type` for routed experts; for attention, shared experts and
-    dense feed-forward; for embedding and output head. Routers and vectors stay f32.
+    dense feed-forward; for embedding and output head. Routers and vectors stay f32. Experts that the
+    checkpoint stores as mxfp4 stay so unless `experts` says another type.
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
     """
     started = time.perf_counter()
-    types = weight_types(type, experts=experts, dense=dense, output=output)
+    weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
     checkpoint = open_checkpoint(Path(source))
+    types = chosen_types(checkpoint.config, type, experts, dense, output)
     _check_output(Path(out), checkpoint, overwrite)
     notes = unused_weight_files(checkpoint.path)
     if Path(out).exists():
@@ -122,7 +126,7 @@ def convert(
         model_type=checkpoint.config["model_type"],
         entries=len(writer.entries),
         bytes=writer.bytes,
-        source_bytes=sum(_source_bytes(view) for entry in views.values() for view in entry),
+        source_bytes=sum(view.bytes(view.rows) for entry in views.values() for view in entry),
         bytes_by_class=bytes_by_class(writer.entries),
         ignored_tensors=ignored,
         defaults_used=keys.defaults,
@@ -187,10 +191,6 @@ def _counter(
     return count
 
 
-def _source_bytes(view: View) -> int:
-    return view.rows * view.cols * view.tensor.item_bytes
-
-
 def _pool() -> ThreadPoolExecutor:
     """Packing lets other threads run, so blocks are packed side by side."""
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), "colibri-convert")
@@ -217,7 +217,10 @@ def _packed(
 
 def _pack_block(block: npt.NDArray[Any], type: str, view: View, first: int) -> memoryview:
     name = view.tensor.name + ("" if view.expert is None else f"[{view.expert}]")
-    return pack(widen(block), type, name=name, first_row=view.start + first)
+    if type == KEPT:
+        return panels(block, name, first)
+    rows = widen(block) if view.scales is None else widen_mxfp4(block, name, first)
+    return pack(rows, type, name=name, first_row=view.start + first)
 
 
 def _packed_vector(view: View, read: ReadRows) -> memoryview:

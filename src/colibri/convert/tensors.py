@@ -8,7 +8,7 @@ Refuses: absent, unknown, misshapen and ambiguous tensors, by name, before anyth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from colibri.config import Config
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
@@ -16,16 +16,18 @@ from colibri.convert.decoder import IGNORED_SUFFIXES, Cut, Decoder, ExpertNames
 from colibri.convert.registry import Family
 from colibri.entries import Entry
 from colibri.errors import ConversionError
+from colibri.quantize import KEPT
 
 Tensors = dict[str, SourceTensor]  # by name without wrappers
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
+_SLICE = re.compile(r"(.+)\[(\d)::(\d)\]")
 _HEAD = re.compile(r"\.(\d+)$")
 _EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
 
 
 def resolve(
-    checkpoint: Checkpoint, family: Family, entries: Iterable[Entry], config: Config, decoder: Decoder
+    checkpoint: Checkpoint, family: Family, entries: Sequence[Entry], config: Config, decoder: Decoder
 ) -> tuple[dict[str, tuple[View, ...]], list[str]]:
     """(views by entry name, names of ignored tensors)."""
     tensors, tied = checkpoint.tensors, bool(config["tied_output"])
@@ -40,9 +42,12 @@ def resolve(
         else:
             pattern, head = _pattern(entry.name)
             sources = _sources(family, pattern, entry.name, tied)
-            views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head)
+            layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
+            count = config["n_experts"][int(layer[1])] if layer else 1
+            views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
         found[entry.name] = tuple(views)
     used = {view.tensor.name for one in found.values() for view in one}
+    used |= {view.scales.name for one in found.values() for view in one if view.scales}
     ignored: list[str] = []
     unknown: list[str] = []
     for short, tensor in tensors.items():
@@ -53,9 +58,14 @@ def resolve(
         skip = extra or short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
         (ignored if skip else unknown).append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
-    for one in found.values():
-        for view in one:
-            refuse_dtype(view.tensor)
+    for entry in entries:
+        for view, type in zip(found.get(entry.name, ()), entry.types, strict=False):
+            refuse_dtype(view)
+            if type == KEPT and view.scales is None:
+                raise ConversionError(
+                    f"config.json says that experts are {KEPT}, but {view.tensor.name} is "
+                    f"{view.tensor.dtype}. Choose another type with --experts, or download it again."
+                )
     return found, ignored
 
 
@@ -78,18 +88,32 @@ def _sources(family: Family, pattern: str, name: str, tied: bool) -> list[str]:
 
 
 def _plain(
-    tensors: Tensors, sources: list[str], entry: Entry, missing: list[str], cut: Cut | None, head: int
+    tensors: Tensors,
+    sources: list[str],
+    entry: Entry,
+    missing: list[str],
+    cut: Cut | None,
+    head: int,
+    count: int,
 ) -> list[View]:
-    name = next((source for source in sources if source in tensors), None)
-    if name is None:
-        missing.append(" or ".join(sources))
-        return []
-    if cut is not None:
-        _check_shape(tensors[name], [cut.shape], entry.name)
-        return [cut.view(tensors[name], head)]
-    shapes = [(entry.rows, entry.cols)] if entry.kind == "matrix" else [(entry.cols,), (1, entry.cols)]
-    _check_shape(tensors[name], shapes, entry.name)
-    return [View(tensors[name], entry.rows, entry.cols)]
+    """`count`: of experts whose vectors stand one after the other."""
+    for source in sources:
+        match = _SLICE.fullmatch(source)
+        name, start, step = (match[1], int(match[2]), int(match[3])) if match else (source, 0, 1)
+        if name not in tensors:
+            continue
+        if cut is not None:
+            _check_shape(tensors[name], [cut.shape], entry.name)
+            return [cut.view(tensors[name], head)]
+        if entry.kind == "matrix":
+            _check_shape(tensors[name], [(entry.rows, entry.cols)], entry.name)
+            return [View(tensors[name], entry.rows, entry.cols)]
+        numbers = entry.cols * step
+        _check_shape(tensors[name], [(numbers,), (count, numbers // count)], entry.name)
+        order = range(start, numbers, step) if match else ()
+        return [View(tensors[name], 1, entry.cols, order=order, flat=True)]
+    missing.append(" or ".join(_SLICE.sub(r"\1", source) for source in sources))
+    return []
 
 
 def _expert(
@@ -101,6 +125,8 @@ def _expert(
     blocks = [block.replace("{N}", match[1]) for block in names.blocks]
     expert, count = int(match[2]), n_experts[int(match[1])]
     for block in blocks:
+        if names.in_turns:
+            return _in_turns(tensors, block, expert, count, entry, missing)
         if f"{block}.experts.gate_up_proj" in tensors:
             return _stacked(tensors, block, expert, count, entry, missing)
         switch = [f"{block}.switch_mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")]
@@ -160,6 +186,42 @@ def _stacked(
         View(gate_up, rows, cols, expert, rows, swapped),
         View(down, cols, rows, expert, 0, down.shape[1:] == (rows, cols)),
     ]
+
+
+def _in_turns(
+    tensors: Tensors, block: str, expert: int, count: int, entry: Entry, missing: list[str]
+) -> list[View]:
+    """gate_up_proj [experts, n_embd, 2 n_ff], gate and up in turns, and down_proj [experts, n_ff, n_embd];
+    or, as mxfp4, *_blocks [experts, rows, cols / 32, 16] and *_scales [experts, rows, cols / 32]."""
+    views = []
+    for part, step, rows, cols in (
+        ("gate_up_proj", 2, entry.rows, entry.cols),
+        ("down_proj", 1, entry.cols, entry.rows),
+    ):
+        name = f"{block}.experts.{part}"
+        names = [name]
+        shapes: list[tuple[int, ...]] = [(count, cols, rows * step)]
+        if f"{name}_blocks" in tensors and cols % 32 == 0:
+            names = [f"{name}_blocks", f"{name}_scales"]
+            shapes = [(count, rows * step, cols // 32, 16), (count, rows * step, cols // 32)]
+        absent = [name for name in names if name not in tensors]
+        missing.extend(name for name in absent if name not in missing)
+        for name, shape in zip(names if not absent else [], shapes, strict=False):
+            _check_shape(tensors[name], [shape], entry.name)
+        for start in range(0 if absent else step):
+            scales = tensors[names[1]] if names[1:] else None
+            views.append(
+                View(
+                    tensors[names[0]],
+                    rows,
+                    cols,
+                    expert,
+                    transposed=scales is None,
+                    order=range(start, rows * step, step) if step > 1 else (),
+                    scales=scales,
+                )
+            )
+    return views
 
 
 def _check_shape(tensor: SourceTensor, allowed: Sequence[tuple[int, ...]], target: str) -> None:

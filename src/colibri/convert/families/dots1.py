@@ -2,7 +2,7 @@
 experts without a gate, dense layers first.
 
 Owns: the keys and tensor names of model_type "dots1". Defaults: Dots1Config of Transformers 5.24.
-Refuses: a model whose last layers have a sliding window, and what decoder.py, routing.py and keys.py refuse.
+Refuses: nothing beyond what decoder.py, routing.py and keys.py refuse.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from colibri.convert.decoder import QK_NORM, Decoder, ExpertNames, Names, read_b
 from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.keys import Keys
 from colibri.convert.routing import BIASED_ROUTER, SHARED_EXPERTS, read_biased_sigmoid, read_layers
+from colibri.convert.windows import Windows
 
 MODEL_TYPES = ("dots1",)
 ARCHITECTURES = ("Dots1ForCausalLM", "Dots1Model")
@@ -37,17 +38,18 @@ DEFAULTS: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 0,
     "norm_topk_prob": False,
-    "sliding_window": 4096,
-    "max_window_layers": 62,
 }
+
+# From layer max_window_layers on, which no released model reaches.
+WINDOWS = Windows(4096, lambda layer, first: layer >= first, 62, by_types=True)
 
 TENSORS: Names = {**SHARED, **QK_NORM, **BIASED_ROUTER, **SHARED_EXPERTS}
 EXPERTS: ExpertNames | None = SHARED_EXPERT_NAMES
 
 
 def read_config(keys: Keys) -> Decoder:
-    """sliding_window counts from layer max_window_layers on, so it counts for nothing in a released model."""
-    decoder = read_decoder(keys, DEFAULTS)
+    """Dense layers first, then routed ones; attention_bias is that of q, k, v and the output."""
+    decoder = read_decoder(keys, DEFAULTS, windows=WINDOWS)
     fields = read_layers(keys, DEFAULTS, decoder.config["n_layers"])
     decoder.config.update(
         read_biases(keys) | fields | read_biased_sigmoid(keys, DEFAULTS, fields),

@@ -12,6 +12,7 @@ from typing import Any
 from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.decoder import Decoder, ExpertNames, Names, read_decoder, read_experts
 from colibri.convert.keys import Keys
+from colibri.convert.windows import Windows
 
 MODEL_TYPES = ("mixtral",)
 ARCHITECTURES = ("MixtralForCausalLM", "MixtralModel")
@@ -31,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "num_local_experts": 8,
 }
+WINDOWS = Windows(None)
 
 # Files call the block block_sparse_moe; Transformers 5 calls it mlp in memory, and stacks the experts.
 TENSORS: Names = {
@@ -46,7 +48,7 @@ EXPERTS: ExpertNames | None = ExpertNames(
 
 def read_config(keys: Keys) -> Decoder:
     """Every layer is routed; intermediate_size is the width of an expert."""
-    decoder = read_decoder(keys, DEFAULTS, THETA)
+    decoder = read_decoder(keys, DEFAULTS, THETA, windows=WINDOWS)
     routed = [True] * decoder.config["n_layers"]
     decoder.config.update(
         read_experts(keys, DEFAULTS, routed, "intermediate_size", "num_local_experts"),

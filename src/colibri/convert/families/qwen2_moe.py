@@ -21,6 +21,7 @@ from colibri.convert.decoder import (
 )
 from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.keys import Keys
+from colibri.convert.windows import Windows
 
 MODEL_TYPES = ("qwen2_moe",)
 ARCHITECTURES = ("Qwen2MoeForCausalLM", "Qwen2MoeModel")
@@ -40,6 +41,9 @@ DEFAULTS: dict[str, Any] = {
     "moe_intermediate_size": 1408,
     "shared_expert_intermediate_size": 5632,
 }
+WINDOWS = Windows(
+    4096, lambda layer, first: layer % 2 == 0 and layer < first, 28, switched=True, by_types=True
+)
 
 TENSORS: Names = {
     **SHARED,
@@ -54,7 +58,7 @@ EXPERTS: ExpertNames | None = SHARED_EXPERTS
 
 def read_config(keys: Keys) -> Decoder:
     """Layers may be dense among routed ones; the shared expert stands in routed layers only."""
-    decoder = read_decoder(keys, DEFAULTS)
+    decoder = read_decoder(keys, DEFAULTS, windows=WINDOWS)
     routed = routed_layers(keys, decoder.config["n_layers"])
     n_ff = keys.integer("intermediate_size", DEFAULTS["intermediate_size"])
     n_ff_shared = keys.integer("shared_expert_intermediate_size", DEFAULTS["shared_expert_intermediate_size"])

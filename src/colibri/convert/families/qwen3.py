@@ -12,6 +12,7 @@ from typing import Any
 from colibri.convert.decoder import QK_NORM, Decoder, ExpertNames, Names, read_biases, read_decoder
 from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.keys import Keys
+from colibri.convert.windows import Windows
 
 MODEL_TYPES = ("qwen3",)
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3Model")
@@ -28,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
 }
+WINDOWS = Windows(4096, lambda layer, first: layer >= first, 28, switched=True, by_types=True)
 
 TENSORS: Names = {**SHARED, **QK_NORM}
 EXPERTS: ExpertNames | None = None
@@ -35,7 +37,7 @@ EXPERTS: ExpertNames | None = None
 
 def read_config(keys: Keys) -> Decoder:
     """Every layer is dense."""
-    decoder = read_decoder(keys, DEFAULTS)
+    decoder = read_decoder(keys, DEFAULTS, windows=WINDOWS)
     decoder.config.update(
         read_biases(keys),
         qk_norm=1,

@@ -23,6 +23,7 @@ from colibri.convert.decoder import (
 )
 from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.keys import Keys
+from colibri.convert.windows import Windows
 
 MODEL_TYPES = ("qwen3_moe",)
 ARCHITECTURES = ("Qwen3MoeForCausalLM", "Qwen3MoeModel")
@@ -42,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "num_experts": 128,
     "moe_intermediate_size": 768,
 }
+WINDOWS = Windows(4096, switched=True)
 
 TENSORS: Names = {**SHARED, **QK_NORM, **ROUTER}
 EXPERTS: ExpertNames | None = SHARED_EXPERTS
@@ -49,7 +51,7 @@ EXPERTS: ExpertNames | None = SHARED_EXPERTS
 
 def read_config(keys: Keys) -> Decoder:
     """Layers may be dense among routed ones; both widths are read, each counts where it is used."""
-    decoder = read_decoder(keys, DEFAULTS)
+    decoder = read_decoder(keys, DEFAULTS, windows=WINDOWS)
     routed = routed_layers(keys, decoder.config["n_layers"])
     n_ff = keys.integer("intermediate_size", DEFAULTS["intermediate_size"])
     decoder.config.update(
