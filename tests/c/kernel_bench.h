@@ -164,6 +164,7 @@ static inline void bench_set(const struct kernels *kernels)
     bench_matrices(&b, TYPE_BF16, "bf16");
     bench_matrices(&b, TYPE_Q8, "q8");
     bench_matrices(&b, TYPE_Q4, "q4");
+    bench_matrices(&b, TYPE_Q6, "q6");
     bench_attention(&b);
     free(b.a);
     free(b.b);
