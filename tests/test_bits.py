@@ -39,7 +39,7 @@ MODELS = (
     "llama_llama3",
     "qwen3_tied",
 )
-CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q4")]
+CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q6", "q4")]
 ISAS = ("scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod")
 
 

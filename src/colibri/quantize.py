@@ -1,7 +1,7 @@
 """Weight types: packs matrices into the panels that the kernels read (C does it), and back
 (docs/FORMAT.md, section 4).
 
-Owns: names, numbers and sizes of the weight types f32, bf16, q8 and q4; blocks over threads; unpacking.
+Owns: names, numbers and sizes of the weight types f32, bf16, q8, q6 and q4; blocks over threads; unpacking.
 Refuses: values that a type cannot hold (NaN, infinity, beyond bf16 or f16 scales); files are the caller's.
 
 Panels of 16 rows are independent, so a matrix may be packed in blocks of `block_rows` rows; joined, the
@@ -23,15 +23,16 @@ from colibri.errors import ArgumentError, ConversionError, ModelFileError
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-TYPE_IDS: dict[str, int] = {"f32": 1, "bf16": 2, "q8": 4, "q4": 5}
+TYPE_IDS: dict[str, int] = {"f32": 1, "bf16": 2, "q8": 4, "q6": 6, "q4": 5}
 TYPE_NAMES: dict[int, str] = {number: name for name, number in TYPE_IDS.items()}
 
 PANEL_ROWS = 16
 GROUP = 32  # elements along k that share a scale
-SUPER = 8  # groups of q4 that share their f16 units
+SUPER = 8  # groups of q4 and q6 that share their f16 units
 _GROUP_BYTES = GROUP * PANEL_ROWS
 _SCALE_BYTES = 2 * PANEL_ROWS
 _Q4_BYTES = 256  # of a group's quants, and of a super-group's scales
+_Q6_BYTES, _Q6_RECORD = 384, 288  # the same of q6
 _ZERO_QUANT = 128  # the byte of q = 0
 # Elements packed at a time: a few milliseconds, so that threads end together and Ctrl-C is quick.
 _BLOCK_ELEMENTS = 256 * 1024
@@ -54,7 +55,10 @@ def panel_bytes(cols: int, type: str) -> int:
         return 64 * ((cols + 1) // 2)
     if type == "q8":
         return -(-(_GROUP_BYTES + _SCALE_BYTES) * groups // 64) * 64
-    return _Q4_BYTES * (groups - (-groups // SUPER))
+    supers = -(-groups // SUPER)
+    if type == "q6":
+        return -(-(_Q6_BYTES * groups + _Q6_RECORD * supers) // 64) * 64
+    return _Q4_BYTES * (groups + supers)
 
 
 def matrix_bytes(rows: int, cols: int, type: str) -> int:
@@ -67,8 +71,8 @@ def pack(
 ) -> memoryview:
     """The bytes of float32 [rows, cols] in `type`.
 
-    importance [cols], used by q4 only: how much squared errors in a column count, such as the mean square of
-    its activations. `name` and `first_row` serve error texts only.
+    importance [cols], used by q4 and q6 only: how much squared errors in a column count, such as the mean
+    square of its activations. `name` and `first_row` serve error texts only.
     """
     matrix = np.ascontiguousarray(matrix, dtype=np.float32)
     rows, cols = matrix.shape
@@ -128,6 +132,8 @@ def unpack(buffer: bytes | bytearray | memoryview | Bytes, rows: int, cols: int,
         values = bits.view(np.float32)
     elif type == "q4":
         values = _unpack_q4(panels, -(-cols // GROUP))
+    elif type == "q6":
+        values = _unpack_q6(panels, -(-cols // GROUP))
     else:
         groups = -(-cols // GROUP)
         quants = panels[:, : _GROUP_BYTES * groups].reshape(n, groups, GROUP // 4, PANEL_ROWS, 4)
@@ -154,6 +160,21 @@ def _unpack_q4(panels: Bytes, groups: int) -> Floats:
     scales *= units.transpose(0, 1, 3, 2)[..., None]
     scale, least = scales.transpose(3, 0, 2, 1, 4).reshape(2, n, PANEL_ROWS, -1)[..., :groups]
     values: Floats = (q * scale[..., None] - least[..., None]).reshape(n * PANEL_ROWS, -1)
+    return values
+
+
+def _unpack_q6(panels: Bytes, groups: int) -> Floats:
+    """q x (d x sc), float32 [rows, groups x 32]; products are exact."""
+    n, supers = panels.shape[0], -(-groups // SUPER)
+    lines = panels[:, : _Q6_BYTES * groups].reshape(n, groups * 2, 3, PANEL_ROWS, 4)
+    upper = lines[:, :, 0] >> 6 | lines[:, :, 1] >> 6 << 2 | lines[:, :, 2] >> 6 << 4
+    q = np.concatenate([lines & 63, upper[:, :, None]], axis=2)  # [n, run of 16, quad, row, element]
+    q = q.transpose(0, 3, 1, 2, 4).reshape(n, PANEL_ROWS, groups * 2, GROUP // 2).astype(np.float32) - 32
+    records = panels[:, _Q6_BYTES * groups :][:, : _Q6_RECORD * supers].reshape(n, supers, _Q6_RECORD)
+    units = np.ascontiguousarray(records[..., :32]).view("<f2").astype(np.float32)  # [n, super-group, row]
+    steps = np.ascontiguousarray(records[..., 32:]).view(np.int8).reshape(n, supers, 2 * SUPER, PANEL_ROWS)
+    scale = (units[:, :, None] * steps).transpose(0, 3, 1, 2).reshape(n, PANEL_ROWS, -1)[..., : groups * 2]
+    values: Floats = (q * scale[..., None]).reshape(n * PANEL_ROWS, -1)
     return values
 
 

@@ -32,7 +32,7 @@ def convert_checkpoint(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The .colibri file to write.", show_default=False)
     ],
-    type: Annotated[str, typer.Option(metavar="TYPE", help="Weight type: f32, bf16, q8 or q4.")] = "q8",
+    type: Annotated[str, typer.Option(metavar="TYPE", help="Weight type: f32, bf16, q8, q6 or q4.")] = "q8",
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
