@@ -158,7 +158,7 @@ def test_a_bf16_checkpoint_gives_the_same_bits_as_f32_and_as_bf16(name: str) -> 
 # Against an oracle that rounds as q8 is defined, logits agree to f32 rounding (1.1e-6 was measured) up to the
 # first row where a value lies so near the boundary between two quants that f32 rounding decides: from there
 # on attention spreads the difference. It happens once in all these prompts with q8, at row 45 of 330, and
-# with q4 and q6 in the first rows of two variants each. So the bound holds for the oracle or a neighbour, whose
+# with q4 and q6 in the first rows of two variants. So the bound holds for the oracle or a neighbour, whose
 # vectors differ by an f32 rounding before they are quantised: it falls on the other side of a boundary as
 # often. Checkpoints are stored as f32 here, since products of bf16 numbers often lie exactly on a boundary.
 Q8_BOUND, Q8_EXACT_ROWS = 1e-5, 20
