@@ -1,6 +1,6 @@
 /* quantize.c: float matrices to packed panels.
  *
- * Owns: the bytes of f32, bf16 and q8, and what is refused. q4 is quantize_q4.c's. Refuses: files, threads (the caller
+ * Owns: the bytes of f32, bf16 and q8, and what is refused. q4 and q6 are quantize_q4.c's. Refuses: files, threads (the caller
  * splits a matrix at multiples of 16 rows). */
 #include "quantize.h"
 
@@ -80,19 +80,20 @@ static void pack_panel(const struct source *s, int32_t row, uint8_t *panel)
 {
     const uint64_t size = panel_bytes(s->type, (uint64_t)s->cols), groups = q8_groups((size_t)s->cols);
     _Alignas(64) float tile[TILE * PANEL_ROWS], importance[TILE];
+    memset(panel + size - 32, 0, 32); /* what q8 and q6 lack to a multiple of 64 */
     for (int32_t first = 0; first < s->cols; first += TILE) {
         const int cols = s->cols - first < TILE ? s->cols - first : TILE;
         const size_t at = (size_t)first;
         load_tile(s, row, first, cols, tile);
         if (s->type == TYPE_F32) memcpy(panel + at * 64, tile, (size_t)cols * 64);
         if (s->type == TYPE_BF16) pack_bf16(tile, cols, panel + at * 32);
-        if (s->type == TYPE_Q4) load_importance(s, first, cols, importance);
+        if (s->type == TYPE_Q4 || s->type == TYPE_Q6) load_importance(s, first, cols, importance);
         for (int lane = 0; lane < PANEL_ROWS; lane += LANES) {
             if (s->type == TYPE_Q8) pack_q8(tile, cols, lane, panel + at * 16, panel + groups * 512 + at);
             if (s->type == TYPE_Q4) quantize_q4(tile, cols, importance, lane, panel + at * 8, panel + groups * 256 + at);
+            if (s->type == TYPE_Q6) quantize_q6(tile, cols, importance, lane, panel + at * 12, panel + groups * 384 + at / 256 * 288);
         }
     }
-    if (s->type == TYPE_Q8) memset(panel + groups * 544, 0, size - groups * 544);
 }
 
 /* The largest magnitude that a type can hold, and how that is told. */
@@ -109,6 +110,8 @@ static struct limit limit_of(int32_t type)
         return (struct limit){0x1.fbe03ep22f, "the f16 scale of q8 (at most 65504 x 127). Convert with type bf16 or f32"};
     case TYPE_Q4:
         return (struct limit){F16_MAX * 63, "the f16 scales of q4 (at most 65504 x 63). Convert with type bf16 or f32"};
+    case TYPE_Q6:
+        return (struct limit){F16_MAX * 127 * 31, "the f16 scales of q6 (at most 65504 x 3937). Convert with type bf16 or f32"};
     default: return (struct limit){FLT_MAX, ""};
     }
 }
@@ -159,7 +162,7 @@ int32_t quantize_matrix(int32_t type, int32_t rows, int32_t cols, const float *w
 {
     const uint64_t bytes = panel_bytes(type, cols > 0 ? (uint64_t)cols : 1);
     if (bytes == 0 || type == TYPE_MXFP4) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "type: expected 1 (f32), 2 (bf16), 4 (q8) or 5 (q4), found %d.",
+        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "type: expected 1 (f32), 2 (bf16), 4 (q8), 5 (q4) or 6 (q6), found %d.",
                            type);
     }
     if (rows < 1 || cols < 1 || cols > INT32_MAX - (TILE - 1) || weights == NULL || packed == NULL) {

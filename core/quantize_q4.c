@@ -1,4 +1,4 @@
-/* quantize_q4.c: the search for the scales of q4, and its bytes.
+/* quantize_q4.c: the search for the scales of q4 and q6, and their bytes.
  *
  * Owns: choosing d, dmin, sc, m so that the weighted squared error of a super-group is small: a line for each group
  * (least squares over candidate steps), 6-bit multiples of common units, then descent on the error itself. Refuses:
@@ -97,25 +97,25 @@ static struct line search_line(const vf *x, const vf *weight, struct sums *s)
     return best;
 }
 
-/* The f16 unit whose multiples k[g] = 0 … 63 come nearest to all targets, each counting by its curvature. Every
- * unit that is exact has a multiple from 32 to 63 of the largest target, or its half has. */
-static vf common_unit(int n, const vf *target, const vf *curvature, vf *k)
+/* The f16 unit whose multiples k[g] = 0 … most come nearest to all targets, each counting by its curvature. Every
+ * unit that is exact has a multiple from most / 2 on of the largest target, or its half has. */
+static vf common_unit(int n, const vf *target, const vf *curvature, int most, vf *k)
 {
     vf top = all(0), best = all(0), least = all(FLT_MAX);
     for (int g = 0; g < n; g++) top = larger(top, target[g]);
     const vf smallest = choose(top > 0x1p-25f, all(0x1p-24f), all(0)); /* of f16 */
-    for (int steps = 63; steps >= 32; steps--) {
+    for (int steps = most; steps > most / 2; steps--) {
         const vf unit = larger(as_f16(top / (float)steps), smallest), inverse = over(all(1), unit);
         vf error = all(0);
         for (int g = 0; g < n; g++) {
-            const vf off = target[g] - unit * nearest(smaller(target[g] * inverse, all(63)));
+            const vf off = target[g] - unit * nearest(smaller(target[g] * inverse, all((float)most)));
             error += curvature[g] * off * off;
         }
         const vi better = error < least;
         best = choose(better, unit, best);
         least = choose(better, error, least);
     }
-    for (int g = 0; g < n; g++) k[g] = nearest(smaller(target[g] * over(all(1), best), all(63)));
+    for (int g = 0; g < n; g++) k[g] = nearest(smaller(target[g] * over(all(1), best), all((float)most)));
     return best;
 }
 
@@ -128,12 +128,12 @@ static void first_scales(const struct strip *p, struct sums *s, struct scales *o
         const vf free = s[g].qq - over(s[g].q * s[g].q, s[g].one); /* 0 if all quants are equal */
         curvature[g] = larger(free, all(0)) + 1e-3f * s[g].qq;
     }
-    out->d = common_unit(p->groups, target, curvature, out->sc);
+    out->d = common_unit(p->groups, target, curvature, 63, out->sc);
     for (int g = 0; g < p->groups; g++) {
         target[g] = larger(over(out->d * out->sc[g] * s[g].q - s[g].x, s[g].one), all(0));
         curvature[g] = s[g].one;
     }
-    out->dmin = common_unit(p->groups, target, curvature, out->m);
+    out->dmin = common_unit(p->groups, target, curvature, 63, out->m);
 }
 
 INLINE vf group_error(const vf *x, const vf *weight, vf scale, vf min)
@@ -263,4 +263,68 @@ void quantize_q4(const float *tile, int cols, const float *importance, int lane,
         }
     }
     store_scales(&s, lane, record);
+}
+
+/* ---- q6: value = q d sc, q from -32 to 31, sc from -127 to 127; 16 elements share an sc ------------------------- */
+
+enum { RUN = 16, RUNS = Q4_SUPER_COLS / RUN };
+
+INLINE vf q6_quant(vf x, vf inverse) { return nearest(between(x * inverse, -32, 31)); }
+
+/* The scale of least squares best among those that begin with a run's peak, which is negative, at -31.1 to -32.9.
+ * *curvature: what the square of an error in it costs. */
+static vf q6_search(const vf *x, const vf *weight, vf peak, vf *curvature)
+{
+    vf best = all(0), scale = all(0);
+    *curvature = all(0);
+    for (int i = -9; i <= 9; i++) {
+        const vf inverse = over(all(32 + 0.1f * (float)i), peak);
+        vf qq = all(0), qx = all(0);
+        for (int k = 0; k < RUN; k++) {
+            const vf q = q6_quant(x[k], inverse), wq = weight[k] * q;
+            qq += wq * q;
+            qx += wq * x[k];
+        }
+        const vf found = over(qx, qq), gain = found * qx;
+        const vi better = gain > best;
+        best = choose(better, gain, best);
+        scale = choose(better, found, scale);
+        *curvature = choose(better, qq, *curvature);
+    }
+    return scale;
+}
+
+void quantize_q6(const float *tile, int cols, const float *importance, int lane, uint8_t *quants, uint8_t *record)
+{
+    struct strip p;
+    vf scale[RUNS] = {0}, curvature[RUNS] = {0}, sc[RUNS] = {0};
+    vi turned[RUNS] = {0}; /* all ones: the run's signs were changed, so that its peak is negative */
+    load_strip(tile + lane, cols, importance, &p);
+    const int runs = p.groups * GROUP / RUN;
+    for (int r = 0; r < runs; r++) {
+        vf *const x = p.x + r * RUN, low = x[0], high = x[0];
+        for (int k = 1; k < RUN; k++) low = smaller(low, x[k]), high = larger(high, x[k]);
+        turned[r] = high > -low;
+        for (int k = 0; k < RUN; k++) x[k] = choose(turned[r], -x[k], x[k]);
+        scale[r] = q6_search(x, p.weight + r * RUN, larger(high, -low), &curvature[r]);
+    }
+    const vf d = common_unit(runs, scale, curvature, 127, sc);
+    for (int r = 0; r < runs; r++) {
+        const vf inverse = over(all(1), d * sc[r]);
+        vu q[RUN];
+        for (int k = 0; k < RUN; k++) {
+            const vf value = r * RUN + k < cols ? q6_quant(p.x[r * RUN + k], inverse) : all(0);
+            q[k] = (vu)(value + (TO_BITS + 32)) & 63;
+        }
+        for (int i = 0; i < 3; i++) {
+            vu bits = {0};
+            for (int j = 0; j < 4; j++) bits |= (q[4 * i + j] | (q[12 + j] >> 2 * i & 3) << 6) << 8 * j;
+            store(quants + r * 192 + i * 64 + lane * 4, bits);
+        }
+    }
+    store_f16(record + lane * 2, f16_bits(d));
+    for (int r = 0; r < RUNS; r++) {
+        const vu bits = (vu)(choose(turned[r], -sc[r], sc[r]) + TO_BITS);
+        for (int i = 0; i < LANES; i++) record[32 + r * 16 + lane + i] = (uint8_t)bits[i];
+    }
 }

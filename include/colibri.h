@@ -226,10 +226,10 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
 int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *indices);
 
 /* Packs float weights [rows][cols] as a model file holds them (docs/FORMAT.md, section 4): type 1 f32, 2 bf16, 4 q8,
- * 5 q4. cols: at most 2147483392. Needs no model and no memory of its own; may be called from many threads. Panels of
+ * 5 q4, 6 q6. cols: at most 2147483392. Needs no model and no memory of its own; may be called from many threads. Panels of
  * 16 rows are independent: blocks of 16 n rows packed one by one are the bytes of the whole.
  * importance [cols] or NULL: how much squared errors in a column count, such as the mean square of its activations;
- * only q4 uses it. packed_bytes must be the matrix's size exactly; every byte is written. The same input gives the
+ * only q4 and q6 use it. packed_bytes must be the matrix's size exactly; every byte is written. The same input gives the
  * same bytes on every machine. A weight that is not finite or too large for the type is an error whose text begins
  * with "weights[ROW, COLUMN] is VALUE"; packed is then untouched. */
 int32_t colibri_quantize(int32_t type, int32_t rows, int32_t cols, const float *weights, const float *importance,

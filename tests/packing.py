@@ -1,5 +1,6 @@
 """Packed bytes by numpy, for tests of colibri_quantize: the packer that the C one replaced (f32, bf16, q8),
-and q4 with its search written plainly, one array operation for each step of docs/FORMAT.md and quantize_q4.c.
+q4 and q6 with their search written plainly, one array operation for each step of docs/FORMAT.md and
+quantize_q4.c.
 
 All arithmetic is float32 and sums run in the same order, so bytes must be equal. Values are taken as good:
 what is refused is not told here.
@@ -36,9 +37,8 @@ def pack(matrix: Floats, type: str, importance: Floats | None = None) -> bytes:
         if type == "q8":
             return b"".join(map(_q8_panel, padded.reshape(-1, ROWS, padded.shape[1])))
         columns = np.ones(cols, F) if importance is None else _softened(importance)
-        return b"".join(
-            _q4_panel(panel, cols, columns) for panel in padded.reshape(-1, ROWS, padded.shape[1])
-        )
+        searched = _q6_panel if type == "q6" else _q4_panel
+        return b"".join(searched(panel, cols, columns) for panel in padded.reshape(-1, ROWS, padded.shape[1]))
 
 
 def _round_to_bf16(block: Floats) -> npt.NDArray[np.uint16]:
@@ -105,18 +105,7 @@ def q4_record(d: Floats, dmin: Floats, sc: Floats, m: Floats) -> bytes:
 
 def q4_super_group(x: Floats, columns: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """d, dmin [16], sc, m [groups, 16] and q [groups, 32, 16] for x [16, n]."""
-    n = x.shape[1]
-    groups = -(-n // GROUP)
-    real = (np.arange(groups * GROUP) < n).reshape(groups, GROUP, 1)
-    x = x[:, np.minimum(np.arange(groups * GROUP), n - 1)].T.reshape(groups, GROUP, ROWS)
-    columns = np.pad(columns, (0, groups * GROUP - n)).reshape(groups, GROUP, 1)
-    size = np.where(real, np.abs(x), F(0))
-    total = _sum(size.reshape(groups * GROUP, ROWS))
-    count = real.sum(1).astype(F)
-    average = F(2.5) * _sum(size.transpose(1, 0, 2)) / count
-    weight = columns * ((np.abs(x) + average[:, None]) * _over(F(1), total)) * real
-    x, weight = x.transpose(1, 0, 2), weight.transpose(1, 0, 2)  # [32, groups, 16]
-
+    x, weight, real = _weighted(x, columns)
     scale, sums = _search(x, weight)
     one, sx, q, qq, _ = sums
     d, sc = _common_unit(scale, np.maximum(qq - _over(q * q, one), F(0)) + F(1e-3) * qq)
@@ -129,6 +118,21 @@ def q4_super_group(x: Floats, columns: Floats) -> tuple[Floats, Floats, Floats, 
     sc, m = np.where(better, sc2, sc), np.where(better, m2, m)
     quants = _quants(x, _over(F(1), d * sc), dmin * m).transpose(1, 0, 2)
     return d, dmin, sc, m, quants * real
+
+
+def _weighted(x: Floats, columns: Floats) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """x [16, n] as [32, groups, 16], what errors in it count, and [groups, 32, 1]: which are no filling."""
+    n = x.shape[1]
+    groups = -(-n // GROUP)
+    real = (np.arange(groups * GROUP) < n).reshape(groups, GROUP, 1)
+    x = x[:, np.minimum(np.arange(groups * GROUP), n - 1)].T.reshape(groups, GROUP, ROWS)
+    columns = np.pad(columns, (0, groups * GROUP - n)).reshape(groups, GROUP, 1)
+    size = np.where(real, np.abs(x), F(0))
+    total = _sum(size.reshape(groups * GROUP, ROWS))
+    count = real.sum(1).astype(F)
+    average = F(2.5) * _sum(size.transpose(1, 0, 2)) / count
+    weight = columns * ((np.abs(x) + average[:, None]) * _over(F(1), total)) * real
+    return x.transpose(1, 0, 2), weight.transpose(1, 0, 2), real
 
 
 def _sum(terms: Floats) -> Floats:
@@ -196,17 +200,17 @@ def _line(one: Floats, sx: Floats, sxx: Floats, q: Floats, qq: Floats, qx: Float
     return scale, least, error.astype(F)
 
 
-def _common_unit(target: Floats, curvature: Floats) -> tuple[Floats, Floats]:
+def _common_unit(target: Floats, curvature: Floats, most: int = 63) -> tuple[Floats, Floats]:
     top = np.maximum(target.max(0), F(0))
     smallest = np.where(top > F(2.0**-25), F(2.0**-24), F(0))
     best, fewest = np.zeros_like(top), np.full_like(top, np.finfo(F).max)
-    for steps in range(63, 31, -1):
+    for steps in range(most, most // 2, -1):
         unit = np.maximum(_as_f16(top / F(steps)), smallest)
-        off = target - unit * np.rint(np.minimum(target * _over(F(1), unit), F(63)))
+        off = target - unit * np.rint(np.minimum(target * _over(F(1), unit), F(most)))
         error = _sum(curvature * off * off)
         better = error < fewest
         best, fewest = np.where(better, unit, best), np.where(better, error, fewest)
-    return best, np.rint(np.minimum(target * _over(F(1), best), F(63)))
+    return best, np.rint(np.minimum(target * _over(F(1), best), F(most)))
 
 
 def _improve(
@@ -238,3 +242,51 @@ def _refit(
     alone = (bb <= 0) & (ax > 0)
     new = np.where(both, _as_f16(d2), np.where(alone, _as_f16(_over(ax, aa)), d))
     return new, np.where(both, _as_f16(dmin2), dmin)
+
+
+# ------------------------------------------------------------------ q6
+
+RUN = 16
+
+
+def _q6_panel(block: Floats, cols: int, columns: Floats) -> bytes:
+    quants, records = b"", b""
+    for first in range(0, cols, GROUP * SUPER):
+        n = min(cols - first, GROUP * SUPER)
+        d, sc, q = q6_super_group(block[:, first : first + n], columns[first : first + n])
+        quants += q6_quant_bytes(q)
+        records += d.astype("<f2").tobytes() + np.pad(sc, ((0, 2 * SUPER - len(sc)), (0, 0))).tobytes()
+    return quants + records + bytes(-len(quants + records) % 64)
+
+
+def q6_quant_bytes(q: npt.NDArray[np.uint8]) -> bytes:
+    """q [runs, 16, 16 rows], each + 32"""
+    quads = q.reshape(-1, 4, 4, ROWS)  # run, quad, element, row
+    lines = [quads[:, i] | (quads[:, 3] >> 2 * i & 3) << 6 for i in range(3)]
+    return np.stack(lines, axis=1).transpose(0, 1, 3, 2).tobytes()
+
+
+def q6_super_group(x: Floats, columns: Floats) -> tuple[Floats, npt.NDArray[np.int8], npt.NDArray[np.uint8]]:
+    """d [16], sc [runs, 16] and q + 32 [runs, 16, 16 rows] for x [16, n]."""
+    x, weight, real = _weighted(x, columns)
+    runs = 2 * x.shape[1]
+    x, weight = (v.transpose(1, 0, 2).reshape(runs, RUN, ROWS).transpose(1, 0, 2) for v in (x, weight))
+    low, high = x.min(0), x.max(0)
+    turned = high > -low
+    x, peak = np.where(turned, -x, x), np.maximum(high, -low)
+    best, scale, curvature = (np.zeros_like(peak) for _ in "abc")
+    for i in range(-9, 10):
+        q = _six(x, _over(F(32) + F(0.1) * F(i), peak))
+        qq, qx = _sum(weight * q * q), _sum(weight * q * x)
+        found = _over(qx, qq)
+        better = found * qx > best
+        best, scale = np.where(better, found * qx, best), np.where(better, found, scale)
+        curvature = np.where(better, qq, curvature)
+    d, sc = _common_unit(scale, curvature, 127)
+    quants = _six(x, _over(F(1), d * sc)).transpose(1, 0, 2) * real.reshape(runs, RUN, 1)
+    return d, np.where(turned, -sc, sc).astype(np.int8), (quants + F(32)).astype(np.uint8)
+
+
+def _six(x: Floats, inverse: Floats) -> Floats:
+    q: Floats = np.rint(np.clip(x * inverse, F(-32), F(31)))
+    return q

@@ -44,7 +44,7 @@ MODELS = (
     "deepseek_v3_odd",
     "deepseek_v3_heads",
 )
-CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q4")]
+CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q6", "q4")]
 CASES.append(("gpt_oss_mxfp4", "q8"))  # whose experts stay as they are
 ISAS = ("scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod")
 

@@ -1,5 +1,5 @@
 """Packed bytes against a slow packer written from docs/FORMAT.md section 4 and against numpy (packing.py),
-and the edges of every weight type. What q4 alone has is in test_quantize_q4.py."""
+and the edges of every weight type. What q4 and q6 have alone is in test_quantize_q4.py and _q6.py."""
 
 from __future__ import annotations
 
@@ -102,8 +102,9 @@ def test_every_float_scale_rounds_to_f16_as_numpy_rounds() -> None:
 
 
 def test_sizes_are_those_of_the_document() -> None:
-    assert [panel_bytes(33, type) for type in TYPE_IDS] == [64 * 33, 64 * 17, 1088, 256 * 3]
+    assert [panel_bytes(33, type) for type in TYPE_IDS] == [64 * 33, 64 * 17, 1088, 64 * 17, 256 * 3]
     assert [panel_bytes(cols, "q4") for cols in (1, 256, 257)] == [512, 256 * 9, 256 * 11]
+    assert [panel_bytes(cols, "q6") for cols in (1, 256, 257)] == [704, 3392, 4032]
     assert panel_bytes(32, "q8") == 576  # 544 rounded up to a multiple of 64
     assert matrix_bytes(17, 32, "q8") == 2 * 576
 
@@ -199,7 +200,7 @@ def test_the_first_of_many_wrong_rows_is_told() -> None:
             pack(matrix, "q8", name="w")
 
 
-@pytest.mark.parametrize(("type", "value"), [("q8", 1e7), ("bf16", 3.4e38), ("q4", -4.2e6)])
+@pytest.mark.parametrize(("type", "value"), [("q8", 1e7), ("bf16", 3.4e38), ("q4", -4.2e6), ("q6", 2.58e8)])
 def test_values_beyond_a_type_name_the_tensor(type: str, value: float) -> None:
     matrix = random(16, 40)
     matrix[3, 35] = value
@@ -221,7 +222,7 @@ def test_largest_values_that_fit() -> None:
 def test_wrong_sizes_and_types_are_refused() -> None:
     with pytest.raises(ModelFileError, match="576 bytes, but 575 were given"):
         unpack(bytes(575), 16, 32, "q8")
-    with pytest.raises(ArgumentError, match="'q5' is not known.*f32, bf16, q8, q4"):
+    with pytest.raises(ArgumentError, match="'q5' is not known.*f32, bf16, q8, q6, q4"):
         pack(random(2, 2), "q5")
     with pytest.raises(
         ConversionError, match=r"w: expected an importance for each of 2 columns, found \[3\]"

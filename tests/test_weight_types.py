@@ -28,7 +28,7 @@ def test_a_choice_as_text() -> None:
     assert str(weight_types()) == "q8"
     assert str(weight_types("q8", experts="q4")) == "q4 experts, q8 dense, q8 output"
     for part in PARTS:
-        with pytest.raises(ArgumentError, match="'q3' is not known.*f32, bf16, q8, q4"):
+        with pytest.raises(ArgumentError, match="'q3' is not known.*f32, bf16, q8, q6, q4"):
             weight_types("q8", **{part: "q3"})
 
 

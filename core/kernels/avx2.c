@@ -80,6 +80,12 @@ static inline void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd)
     *odd = VF(_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper)));
 }
 
+static inline vf vf_i8(const uint8_t *p)
+{
+    const __m128i all = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return vf_from_vi(VI(_mm256_cvtepi8_epi32(all), _mm256_cvtepi8_epi32(_mm_srli_si128(all, 8))));
+}
+
 static inline void vi_store_i8(int8_t *p, vi v)
 {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
@@ -95,12 +101,13 @@ static inline vi vi_bits(vi v, int shift, int n)
     return VI(_mm256_and_si256(_mm256_srli_epi32(v.a, shift), mask), _mm256_and_si256(_mm256_srli_epi32(v.b, shift), mask));
 }
 
-static inline void nq_load(const uint8_t *p, nq *low, nq *high)
+static inline nq nq_bits(const uint8_t *p, int shift, char mask)
 {
-    const __m256i a = load_bytes(p), b = load_bytes(p + 32), mask = _mm256_set1_epi8(15);
-    *low = (nq){_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
-    *high = (nq){_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
+    const __m256i a = _mm256_srli_epi16(load_bytes(p), shift), b = _mm256_srli_epi16(load_bytes(p + 32), shift);
+    return (nq){_mm256_and_si256(a, _mm256_set1_epi8(mask)), _mm256_and_si256(b, _mm256_set1_epi8(mask))};
 }
+
+static inline nq nq_or(nq x, nq y) { return (nq){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 
 typedef __m256i aq;
 
@@ -131,11 +138,17 @@ static inline ni ni_dot4(ni acc, nq w, aq x)
     return VI(_mm256_dpbusd_avx_epi32(acc.a, w.a, x), _mm256_dpbusd_avx_epi32(acc.b, w.b, x));
 }
 
+static inline ni ni_start(const uint8_t *p)
+{
+    const __m256i sum = _mm256_madd_epi16(aq_load(p), _mm256_set1_epi16(1));
+    return VI(sum, sum);
+}
+
 #define KERNELS kernels_avx2_vnni
 #define KERNELS_NAME "avx2-vnni"
 #else
 typedef struct wq { __m256i a, b, size_a, size_b; } wq; /* w, |w| */
-typedef struct ni { __m256i a, b; } ni;       /* 16-bit lanes, two of them a row: 8 x 2 x 15 x 127 fits */
+typedef struct ni { __m256i a, b; } ni;       /* 16-bit lanes, two of them a row: 8 x 2 x 15 x 127 fits, 4 x 2 x 32 x 127 too */
 
 /* |w| times (x with the sign of w): two products, at most 128 x 127 each, fit 16 bits and nothing saturates. */
 static inline wq wq_of(__m256i a, __m256i b)
@@ -154,6 +167,8 @@ static inline vi vi_dot4(vi acc, wq w, aq x)
 }
 
 static inline ni ni_zero(void) { return (ni){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+
+static inline ni ni_start(const uint8_t *p) { return (ni){aq_load(p), aq_load(p)}; } /* sums wrap, and back */
 
 static inline ni ni_dot4(ni acc, nq w, aq x)
 {

@@ -50,12 +50,12 @@ static inline vi vi_bits(vi v, int shift, int n)
     return _mm512_and_si512(_mm512_srli_epi32(v, (unsigned int)shift), _mm512_set1_epi32((1 << n) - 1));
 }
 
-static inline void nq_load(const uint8_t *p, nq *low, nq *high)
+static inline nq nq_bits(const uint8_t *p, unsigned shift, char mask)
 {
-    const __m512i all = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
-    *low = _mm512_and_si512(all, mask);
-    *high = _mm512_and_si512(_mm512_srli_epi16(all, 4), mask);
+    return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), shift), _mm512_set1_epi8(mask));
 }
+
+static inline nq nq_or(nq x, nq y) { return _mm512_or_si512(x, y); }
 
 static inline wq wq_mxfp4(nq n)
 {
@@ -85,6 +85,8 @@ static inline void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd)
     *odd = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
+static inline vf vf_i8(const uint8_t *p) { return vf_from_vi(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p))); }
+
 static inline void vi_store_i8(int8_t *p, vi v)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(v));
@@ -95,6 +97,13 @@ static inline aq aq_load(const uint8_t *p)
     int32_t quad;
     memcpy(&quad, p, sizeof quad);
     return _mm512_set1_epi32(quad);
+}
+
+static inline ni ni_start(const uint8_t *p)
+{
+    int16_t half[2];
+    memcpy(half, p, sizeof half);
+    return vi_set1(half[0] + half[1]);
 }
 
 #ifdef COLIBRI_AVX512_HEADER

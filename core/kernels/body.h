@@ -10,15 +10,17 @@
  *   vf_times_pow2(v, n)                        adds int(n) to the exponent bits of v; n integral
  *   vf_f16(p)                                  16 halves, widened
  *   vf_bf16_pair(p, &even, &odd)               16 x 2 bf16, widened
+ *   vf_i8(p)                               16 signed bytes, widened
  *   vf_from_vi(v)   vi_set1(i)   vi_store_i8(p, v)   vi_round(v)  (f32 to int32, exact for integral v)
  *   vi_load(p) vi_bits(v, shift, n)            bits shift … shift + n - 1 of each lane, as a number
  *   wq, wq_load(p)         64 weight bytes: 16 rows x 4 k, stored + 128
  *   aq, aq_load(p)         4 activation bytes, signed, for all rows
  *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact; if Q8_SIGNED is defined, of the true weights, else
  *                          of the stored bytes
+ *   nq, nq_bits(p, shift, mask)  nq_or(x, y)   16 rows x 4 k of up to 6 bits: each of 64 bytes >> shift & mask
  *   wq_mxfp4(n)            nq of 4-bit floats as wq of doubled integers (MXFP4_VALUES)
- *   nq, nq_load(p, &low, &high)                64 bytes of 4-bit weights: the low halves are 16 rows x 4 k, and the high
- *   ni, ni_zero()          sums of such products over at most 8 quads, however the set likes to hold them
+ *   ni, ni_zero()          sums of products over at most 8 quads of 4 bits, however the set likes to hold them
+ *   ni_start(p)            for 4 quads of 6 bits: begins with a start of a q8 row, so that sums are of q - 32
  *   ni_dot4(acc, n, a)     acc + sum of 4 products per lane, exact
  *   ni_sum(acc)            the 16 sums as vi
  *   KEEP(v)                says that v (vf, vi, ni) is in registers here: gcc otherwise spills a tile's sums inside its loop
@@ -232,6 +234,7 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
     float *const scales = (float *)(void *)(row + q8_scales_at((size_t)n));
     int32_t *const offsets = (int32_t *)(void *)(row + q8_offsets_at((size_t)n));
     float *const sums = (float *)(void *)(row + q8_sums_at((size_t)n));
+    int16_t *const starts = (int16_t *)(void *)(row + q8_starts_at((size_t)n));
     const vf zero = vf_set1(0);
     for (int32_t g = first; g < first + count; g++) {
         const int32_t at = (g - first) * Q8_GROUP, end = n - first * Q8_GROUP;
@@ -250,7 +253,12 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
         vi_store_i8(q, vi_round(ql));
         vi_store_i8(q + 16, vi_round(qh));
         int32_t sum = 0;
-        for (int i = 0; i < Q8_GROUP; i++) sum += q[i];
+        for (int i = 0; i < 4; i++) {
+            int32_t part = 0;
+            for (int k = i / 2 * 16 + i % 2 * 2, quad = 0; quad < 4; quad++) part += q[k + quad * 4] + q[k + quad * 4 + 1];
+            starts[g * 4 + i] = (int16_t)(-32 * part);
+            sum += part;
+        }
         scales[g] = most / 127.0f + taint;
         offsets[g] = -128 * sum;
         sums[g] = scales[g] * (float)sum;
@@ -474,7 +482,7 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
     .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4,
-               [TYPE_MXFP4] = matmul_mxfp4},
+               [TYPE_Q6] = matmul_q6, [TYPE_MXFP4] = matmul_mxfp4},
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
     .silu_mul = kernel_silu_mul,

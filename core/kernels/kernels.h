@@ -10,11 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_Q4 = 5, TYPE_MXFP4 = 7, TYPE_COUNT = 8 };
+enum weight_type { TYPE_F32 = 1, TYPE_BF16 = 2, TYPE_Q8 = 4, TYPE_Q4 = 5, TYPE_Q6 = 6, TYPE_MXFP4 = 7, TYPE_COUNT = 8 };
 enum {
     PANEL_ROWS = 16,       /* rows interleaved in a matrix */
     Q8_GROUP = 32,         /* elements that share a scale */
-    Q4_SUPER = 8,          /* groups that share the f16 scales of a q4 row */
+    Q4_SUPER = 8,          /* groups that share the f16 scales of a q4 or q6 row */
     MXFP4_FOURS = 4,       /* groups whose scales lie together in an mxfp4 panel */
     HEAD_DIM_MAX = 1024,
     KV_BLOCK = 128,        /* positions in a block of the KV cache; part of the bit rule (softmax is merged per block) */
@@ -35,6 +35,10 @@ static inline int32_t matrix_panels(const struct matrix *w)
     return (w->rows + PANEL_ROWS - 1) / PANEL_ROWS;
 }
 
+/* q4 and q6: bytes of a group's quants, and of the record of scales of a super-group, for 16 rows. */
+static inline size_t group_bytes(int type) { return type == TYPE_Q6 ? 384 : 256; }
+static inline size_t record_bytes(int type) { return type == TYPE_Q6 ? 288 : 256; }
+
 /* Bytes of one panel of `cols` columns; 0 for an unknown type. */
 static inline uint64_t panel_bytes(int type, uint64_t cols)
 {
@@ -42,25 +46,27 @@ static inline uint64_t panel_bytes(int type, uint64_t cols)
     if (type == TYPE_BF16) return (cols + 1) / 2 * 64;
     const uint64_t groups = (cols + Q8_GROUP - 1) / Q8_GROUP;
     if (type == TYPE_Q8) return (groups * 544 + 63) & ~(uint64_t)63;
-    if (type == TYPE_Q4) return (groups + (groups + Q4_SUPER - 1) / Q4_SUPER) * 256;
     if (type == TYPE_MXFP4) return groups * 256 + (groups + MXFP4_FOURS - 1) / MXFP4_FOURS * 64;
-    return 0;
+    if (type != TYPE_Q4 && type != TYPE_Q6) return 0;
+    return (groups * group_bytes(type) + (groups + Q4_SUPER - 1) / Q4_SUPER * record_bytes(type) + 63) & ~(uint64_t)63;
 }
 
 /* Whether products with this type read activations quantised to int8. */
 static inline bool type_reads_q8(int type)
 {
-    return type == TYPE_Q8 || type == TYPE_Q4 || type == TYPE_MXFP4;
+    return type == TYPE_Q8 || type == TYPE_Q4 || type == TYPE_Q6 || type == TYPE_MXFP4;
 }
 
-/* An activation row of n elements quantised to int8, the other factor of q8, q4 and mxfp4 weights:
+/* An activation row of n elements quantised to int8, the other factor of q8, q6, q4 and mxfp4 weights:
  * int8 quants [groups][32] padded to 64 bytes, f32 scales [groups], int32 offsets [groups] = -128 x sum of quants
- * (q8 weights are stored + 128), f32 sums [groups] = scale x sum of quants (what a q4 minimum is multiplied by). */
+ * (q8 weights are stored + 128), f32 sums [groups] = scale x sum of quants (what a q4 minimum is multiplied by),
+ * int16 starts [groups][2][2]: -32 x the sum of those of 16 quants with k mod 4 < 2, and of the others (q6 is stored + 32). */
 static inline size_t q8_groups(size_t n) { return (n + Q8_GROUP - 1) / Q8_GROUP; }
 static inline size_t q8_scales_at(size_t n) { return (q8_groups(n) * Q8_GROUP + 63) & ~(size_t)63; }
 static inline size_t q8_offsets_at(size_t n) { return q8_scales_at(n) + q8_groups(n) * 4; }
 static inline size_t q8_sums_at(size_t n) { return q8_offsets_at(n) + q8_groups(n) * 4; }
-static inline size_t q8_row_bytes(size_t n) { return (q8_sums_at(n) + q8_groups(n) * 4 + 63) & ~(size_t)63; }
+static inline size_t q8_starts_at(size_t n) { return q8_sums_at(n) + q8_groups(n) * 4; }
+static inline size_t q8_row_bytes(size_t n) { return (q8_starts_at(n) + q8_groups(n) * 8 + 63) & ~(size_t)63; }
 
 /* y[t][r] = sum over k of w[r][k] x[row(t)][k], for 16 x n_panels rows r from panel first_panel on. */
 struct matmul {

@@ -33,13 +33,6 @@ INLINE vi q8_zero(const uint8_t *x, size_t cols, size_t g)
 #endif
 }
 
-/* sum += scale x (sum of q x), sum -= minimum x (sum of x), both fused. */
-INLINE vf q4_add(vf sum, ni dot, vf scale, vf minus, const uint8_t *x, size_t cols, size_t g)
-{
-    const vf total = vf_set1(((const float *)(const void *)(x + q8_sums_at(cols)))[g]);
-    return vf_fma(minus, total, vf_fma(vf_from_vi(ni_sum(dot)), vf_mul(scale, x_scale(x, cols, g)), sum));
-}
-
 /* Scales and minima (negated) of the 8 groups of a q4 super-group, 16 rows each; p: its 256 bytes (docs/FORMAT.md). */
 INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
 {
@@ -64,9 +57,43 @@ INLINE vf mxfp4_scale(const uint8_t *panel, size_t cols, size_t g)
 
 INLINE void mxfp4_load(const uint8_t *p, wq *low, wq *high)
 {
-    nq a, b;
-    nq_load(p, &a, &b);
-    *low = wq_mxfp4(a), *high = wq_mxfp4(b);
+    *low = wq_mxfp4(nq_bits(p, 0, 15)), *high = wq_mxfp4(nq_bits(p, 4, 15));
+}
+
+/* q4 and q6 (type, a constant wherever this is called): runs of 8 or of 4 quads share a scale. */
+enum { RUNS_MOST = 2 * Q4_SUPER }; /* in a super-group */
+INLINE size_t runs_of(size_t groups, const int type) { return type == TYPE_Q6 ? groups * 2 : groups; }
+INLINE size_t run_bytes(const int type) { return group_bytes(type) / runs_of(1, type); }
+
+/* Scales of a super-group's runs and, of q4, the minima, negated; p: its record. */
+INLINE void k_scales(const uint8_t *p, const int type, vf *scale, vf *minus)
+{
+    if (type == TYPE_Q4) {
+        q4_scales(p, scale, minus);
+        return;
+    }
+    for (int i = 0; i < RUNS_MOST; i++) scale[i] = vf_mul(vf_i8(p + 32 + i * 16), vf_f16(p)); /* exact */
+}
+
+/* Quad i of the run at p, in the order of k. */
+INLINE nq k_quad(const uint8_t *p, const int i, const int type)
+{
+    if (type == TYPE_Q4) return nq_bits(p + i % 4 * 64, i < 4 ? 0 : 4, 15);
+    if (i < 3) return nq_bits(p + i * 64, 0, 63);
+    return nq_or(nq_bits(p, 6, 3), nq_or(nq_bits(p + 64, 4, 12), nq_bits(p + 128, 2, 48)));
+}
+
+INLINE ni k_start(const uint8_t *x, size_t cols, size_t run, const int type)
+{
+    return type == TYPE_Q6 ? ni_start(x + q8_starts_at(cols) + run * 4) : ni_zero();
+}
+
+/* sum += scale x (sum of q x) and, of q4, sum -= minimum x (sum of x), both fused. */
+INLINE vf k_add(vf sum, ni dot, vf scale, vf minus, const uint8_t *x, size_t cols, size_t run, const int type)
+{
+    const size_t g = run / runs_of(1, type);
+    sum = vf_fma(vf_from_vi(ni_sum(dot)), vf_mul(scale, x_scale(x, cols, g)), sum);
+    return type == TYPE_Q6 ? sum : vf_fma(minus, vf_set1(((const float *)(const void *)(x + q8_sums_at(cols)))[g]), sum);
 }
 
 /* ---- few rows: P panels at a time, from where they lie, so that several streams of memory are read at once ----- */
@@ -159,13 +186,47 @@ INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P
 #pragma GCC unroll 1
             for (int quad = 0; quad < 4; quad++) {
                 UNROLL for (int p = 0; p < P; p++) {
-                    nq low, high;
-                    nq_load(w + (size_t)p * bytes + (first + i) * 256 + (size_t)quad * 64, &low, &high);
-                    dot[p] = ni_dot4(ni_dot4(dot[p], low, aq_load(quants + quad * 4)), high, aq_load(quants + quad * 4 + 16));
+                    const uint8_t *const at = w + (size_t)p * bytes + (first + i) * 256 + (size_t)quad * 64;
+                    dot[p] = ni_dot4(dot[p], nq_bits(at, 0, 15), aq_load(quants + quad * 4));
+                    dot[p] = ni_dot4(dot[p], nq_bits(at, 4, 15), aq_load(quants + quad * 4 + 16));
                     KEEP(dot[p]);
                 }
             }
-            UNROLL for (int p = 0; p < P; p++) acc[p] = q4_add(acc[p], dot[p], scale[p][i], minus[p][i], x, cols, first + i);
+            UNROLL for (int p = 0; p < P; p++) {
+                acc[p] = k_add(acc[p], dot[p], scale[p][i], minus[p][i], x, cols, first + i, TYPE_Q4);
+            }
+        }
+    }
+    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
+}
+
+/* Scales are read run by run: a super-group's at once would leave the streams of memory idle meanwhile. */
+INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P)
+{
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q6, cols), runs = runs_of(q8_groups(cols), TYPE_Q6);
+    const uint8_t *w = m->w->data + (size_t)panel * bytes, *record = w + runs * run_bytes(TYPE_Q6);
+    const uint8_t *const x = x_row(m, t);
+    vf acc[4];
+    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+    for (size_t run = 0; run < runs; record += record_bytes(TYPE_Q6)) {
+        const size_t end = runs - run < RUNS_MOST ? runs : run + RUNS_MOST;
+        const uint8_t *scales = record + 32;
+        vf d[4];
+        UNROLL for (int p = 0; p < P; p++) d[p] = vf_f16(record + (size_t)p * bytes);
+#pragma GCC unroll 1
+        for (; run < end; run++, w += run_bytes(TYPE_Q6), scales += 16) {
+            ni dot[4];
+            UNROLL for (int p = 0; p < P; p++) dot[p] = k_start(x, cols, run, TYPE_Q6);
+            UNROLL for (int quad = 0; quad < 4; quad++) {
+                UNROLL for (int p = 0; p < P; p++) {
+                    dot[p] = ni_dot4(dot[p], k_quad(w + (size_t)p * bytes, quad, TYPE_Q6), aq_load(x + run * 16 + quad * 4));
+                    KEEP(dot[p]);
+                }
+            }
+            UNROLL for (int p = 0; p < P; p++) {
+                const vf scale = vf_mul(vf_i8(scales + (size_t)p * bytes), d[p]);
+                acc[p] = k_add(acc[p], dot[p], scale, scale, x, cols, run, TYPE_Q6);
+            }
         }
     }
     UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
@@ -175,7 +236,7 @@ INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P
 
 struct block_f32 { const uint8_t *w; }; /* floats are read where they lie, all columns at once */
 struct block_q8 { wq quad[BLOCK_QUADS]; vf scale[BLOCK_GROUPS]; };
-struct block_q4 { nq quad[BLOCK_QUADS]; vf scale[BLOCK_GROUPS], minus[BLOCK_GROUPS]; }; /* quads in the order of k */
+struct block_k { nq quad[BLOCK_QUADS]; vf scale[RUNS_MOST], minus[RUNS_MOST]; }; /* quads in the order of k */
 
 INLINE void open_f32(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_f32 *b)
 {
@@ -201,16 +262,17 @@ INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size
     }
 }
 
-INLINE void open_q4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q4 *b)
+INLINE void open_k(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_k *b, const int type)
 {
-    const size_t cols = (size_t)m->w->cols;
-    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_Q4, cols);
-    for (size_t i = 0; i < n; i++) {
-        for (size_t quad = 0; quad < 4; quad++) {
-            nq_load(w + (first + i) * 256 + quad * 64, &b->quad[i * 8 + quad], &b->quad[i * 8 + quad + 4]);
+    const size_t cols = (size_t)m->w->cols, bytes = group_bytes(type);
+    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(type, cols);
+    const int quads = 8 / (int)runs_of(1, type);
+    for (size_t i = 0; i < runs_of(n, type); i++) {
+        UNROLL for (int quad = 0; quad < quads; quad++) {
+            b->quad[i * (size_t)quads + (size_t)quad] = k_quad(w + first * bytes + i * run_bytes(type), quad, type);
         }
     }
-    q4_scales(w + (q8_groups(cols) + first / Q4_SUPER) * 256, b->scale, b->minus);
+    k_scales(w + q8_groups(cols) * bytes + first / Q4_SUPER * record_bytes(type), type, b->scale, b->minus);
 }
 
 /* T rows x by the groups first … first + n - 1 of a block; T is a constant where it is called. */
@@ -266,13 +328,15 @@ INLINE void tile_q8(const struct block_q8 *b, const uint8_t *const *x, size_t co
     }
 }
 
-INLINE void tile_q4(const struct block_q4 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
+INLINE void tile_k(const struct block_k *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T,
+                   const int type)
 {
-    for (size_t i = 0; i < n; i++) {
+    const size_t quads = 8 / runs_of(1, type), before = runs_of(first, type);
+    for (size_t i = 0; i < runs_of(n, type); i++) {
         ni dot[MATMUL_TILE];
-        UNROLL for (int j = 0; j < T; j++) dot[j] = ni_zero();
+        UNROLL for (int j = 0; j < T; j++) dot[j] = k_start(x[j], cols, before + i, type);
 #pragma GCC unroll 1
-        for (size_t quad = i * 8; quad < i * 8 + 8; quad++) {
+        for (size_t quad = i * quads; quad < i * quads + quads; quad++) {
             const nq weight = b->quad[quad];
             UNROLL for (int j = 0; j < T; j++) {
                 dot[j] = ni_dot4(dot[j], weight, aq_load(x[j] + first * Q8_GROUP + quad * 4));
@@ -280,10 +344,17 @@ INLINE void tile_q4(const struct block_q4 *b, const uint8_t *const *x, size_t co
             }
         }
         UNROLL for (int j = 0; j < T; j++) {
-            sum[j] = q4_add(sum[j], dot[j], b->scale[i], b->minus[i], x[j], cols, first + i);
+            sum[j] = k_add(sum[j], dot[j], b->scale[i], b->minus[i], x[j], cols, before + i, type);
         }
     }
 }
+
+#define open_q4(...) open_k(__VA_ARGS__, TYPE_Q4)
+#define open_q6(...) open_k(__VA_ARGS__, TYPE_Q6)
+#define tile_q4(...) tile_k(__VA_ARGS__, TYPE_Q4)
+#define tile_q6(...) tile_k(__VA_ARGS__, TYPE_Q6)
+#define block_q4 block_k
+#define block_q6 block_k
 
 /* form: of an opened block, which open_##form fills with `step` groups at most. */
 #define DEFINE_MATMUL(type, form, step)                                                                             \
@@ -329,6 +400,7 @@ DEFINE_MATMUL(q4, q4, BLOCK_GROUPS)
 #define block_mxfp4 block_q8 /* once taken apart it is q8 */
 #define tile_mxfp4 tile_q8
 DEFINE_MATMUL(mxfp4, mxfp4, BLOCK_GROUPS)
+DEFINE_MATMUL(q6, q6, BLOCK_GROUPS)
 
 static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *out)
 {
@@ -342,21 +414,22 @@ static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *o
     }
 }
 
-static void read_row_q4(const uint8_t *panel, size_t cols, size_t lane, float *out)
+INLINE void read_row_k(const uint8_t *panel, size_t cols, size_t lane, float *out, const int type)
 {
-    const size_t groups = q8_groups(cols);
-    for (size_t first = 0; first < groups; first += Q4_SUPER) {
-        vf scale[Q4_SUPER], minus[Q4_SUPER];
-        q4_scales(panel + (groups + first / Q4_SUPER) * 256, scale, minus);
-        for (size_t i = 0; i < Q4_SUPER && first + i < groups; i++) {
-            float factor[16], least[16];
-            vf_store(factor, scale[i]);
-            vf_store(least, minus[i]);
-            const uint8_t *const group = panel + (first + i) * 256 + lane * 4;
-            for (size_t e = 0, k = (first + i) * Q8_GROUP; e < Q8_GROUP && k < cols; e++, k++) {
-                const uint8_t pair = group[e % 16 / 4 * 64 + e % 4];
-                out[k] = (float)(e < 16 ? pair & 15 : pair >> 4) * factor[lane] + least[lane];
-            }
+    const size_t length = Q8_GROUP / runs_of(1, type), super = runs_of(Q4_SUPER, type);
+    const uint8_t *const records = panel + q8_groups(cols) * group_bytes(type);
+    vf scale[RUNS_MOST], minus[RUNS_MOST];
+    for (size_t run = 0, k = 0; k < cols; run++) {
+        float factor[16], least[16] = {0};
+        if (run % super == 0) k_scales(records + run / super * record_bytes(type), type, scale, minus);
+        vf_store(factor, scale[run % super]);
+        if (type == TYPE_Q4) vf_store(least, minus[run % super]);
+        const uint8_t *const at = panel + run * run_bytes(type) + lane * 4;
+        for (size_t e = 0; e < length && k < cols; e++, k++) {
+            const uint8_t *const four = at + e % 4, byte = four[e % (type == TYPE_Q6 ? 12 : 16) / 4 * 64];
+            int q = e < 16 ? byte & 15 : byte >> 4;
+            if (type == TYPE_Q6) q = (e < 12 ? byte & 63 : four[0] >> 6 | four[64] >> 6 << 2 | four[128] >> 6 << 4) - 32;
+            out[k] = (float)q * factor[lane] + least[lane];
         }
     }
 }
@@ -377,7 +450,8 @@ static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
     const size_t cols = (size_t)w->cols, lane = (size_t)(r % PANEL_ROWS);
     const uint8_t *const panel = w->data + (size_t)(r / PANEL_ROWS) * panel_bytes(w->type, cols);
     if (w->type == TYPE_Q8) read_row_q8(panel, cols, lane, out);
-    if (w->type == TYPE_Q4) read_row_q4(panel, cols, lane, out);
+    if (w->type == TYPE_Q4) read_row_k(panel, cols, lane, out, TYPE_Q4);
+    if (w->type == TYPE_Q6) read_row_k(panel, cols, lane, out, TYPE_Q6);
     if (w->type == TYPE_MXFP4) read_row_mxfp4(panel, cols, lane, out);
     for (size_t k = 0; k < cols && !type_reads_q8(w->type); k++) {
         uint8_t bits[4] = {0};

@@ -104,6 +104,13 @@ static inline vi vi_load(const uint8_t *p)
     return ALL1(vi, vreinterpretq_s32_u32, v);
 }
 
+static inline vf vf_i8(const uint8_t *p)
+{
+    const int16x8_t low = vmovl_s8(vld1_s8((const int8_t *)p)), high = vmovl_s8(vld1_s8((const int8_t *)p + 8));
+    const vi wide = {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)};
+    return vf_from_vi(wide);
+}
+
 static inline int32x4_t bits4(int32x4_t v, int shift, int n)
 {
     const uint32x4_t moved = vshlq_u32(vreinterpretq_u32_s32(v), vdupq_n_s32(-shift));
@@ -127,15 +134,17 @@ static inline aq aq_load(const uint8_t *p)
     return vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)p));
 }
 
-static inline int8x16_t low4(uint8x16_t v) { return vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15))); }
-static inline int8x16_t high4(uint8x16_t v) { return vreinterpretq_s8_u8(vshrq_n_u8(v, 4)); }
-
-static inline void nq_load(const uint8_t *p, nq *low, nq *high)
+static inline int8x16_t bits16(const uint8_t *p, int shift, int mask)
 {
-    const struct { uint8x16_t a, b, c, d; } v = {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};
-    *low = ALL1(nq, low4, v);
-    *high = ALL1(nq, high4, v);
+    return vreinterpretq_s8_u8(vandq_u8(vshlq_u8(vld1q_u8(p), vdupq_n_s8((int8_t)-shift)), vdupq_n_u8((uint8_t)mask)));
 }
+
+static inline nq nq_bits(const uint8_t *p, int shift, int mask)
+{
+    return (nq){bits16(p, shift, mask), bits16(p + 16, shift, mask), bits16(p + 32, shift, mask), bits16(p + 48, shift, mask)};
+}
+
+static inline nq nq_or(nq x, nq y) { return ALL2(nq, vorrq_s8, x, y); }
 
 static inline int8x16_t mxfp4(int8x16_t n) { return vqtbl1q_s8((int8x16_t){MXFP4_VALUES}, vreinterpretq_u8_s8(n)); }
 static inline wq wq_mxfp4(nq n) { return ALL1(wq, mxfp4, n); }
@@ -149,13 +158,14 @@ static inline vi vi_dot4(vi acc, wq w, aq x)
 }
 
 static inline ni ni_zero(void) { return vi_set1(0); }
+static inline ni ni_start(const uint8_t *p) { return SAME(ni, vpaddlq_s16(vreinterpretq_s16_s8(aq_load(p)))); }
 static inline ni ni_dot4(ni acc, nq w, aq x) { return vi_dot4(acc, w, x); }
 static inline vi ni_sum(ni acc) { return acc; }
 
 #define KERNELS kernels_neon_dotprod
 #define KERNELS_NAME "neon-dotprod"
 #else
-typedef struct ni { int16x8_t a, b, c, d; } ni; /* two lanes a row: 8 x 2 x 15 x 127 fits */
+typedef struct ni { int16x8_t a, b, c, d; } ni; /* two lanes a row: 8 x 2 x 15 x 127 fits, 4 x 2 x 32 x 127 too */
 
 /* Two lanes a row, each the sum of two products: 2 x 128 x 127 fits. */
 static inline int16x8_t pairs(int8x16_t w, int8x16_t x)
@@ -170,6 +180,7 @@ static inline vi vi_dot4(vi acc, wq w, aq x)
 }
 
 static inline ni ni_zero(void) { return SAME(ni, vdupq_n_s16(0)); }
+static inline ni ni_start(const uint8_t *p) { return SAME(ni, vreinterpretq_s16_s8(aq_load(p))); } /* sums wrap, and back */
 
 static inline ni ni_dot4(ni acc, nq w, aq x)
 {

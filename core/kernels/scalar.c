@@ -17,6 +17,7 @@ typedef vu wq; /* 16 rows x 4 bytes */
 typedef vi aq; /* the same 4 bytes in each lane */
 typedef vu nq; /* 16 rows x 4 bytes below 16 */
 typedef vi ni;
+typedef int8_t vb __attribute__((vector_size(16)));
 typedef double vd __attribute__((vector_size(128)));
 typedef int64_t vl __attribute__((vector_size(128)));
 
@@ -117,18 +118,15 @@ INLINE vi vi_dot4(vi acc, wq w, aq a)
     return acc;
 }
 
+INLINE vf vf_i8(const uint8_t *p) { vb v; memcpy(&v, p, sizeof v); return __builtin_convertvector(v, vf); }
 INLINE vi vi_load(const uint8_t *p) { return (vi)wq_load(p); }
 INLINE vi vi_bits(vi v, int shift, int n) { return (vi)((vu)v >> shift & ((1u << n) - 1)); }
 INLINE ni ni_zero(void) { return vi_set1(0); }
+INLINE ni ni_start(const uint8_t *p) { const vi halves = aq_load(p); return ((vi)((vu)halves << 16) >> 16) + (halves >> 16); }
 INLINE ni ni_dot4(ni acc, nq w, aq a) { return vi_dot4(acc, w, a); }
 INLINE vi ni_sum(ni acc) { return acc; }
-
-INLINE void nq_load(const uint8_t *p, nq *low, nq *high)
-{
-    const vu all = wq_load(p);
-    *low = all & 0x0f0f0f0fu;
-    *high = all >> 4 & 0x0f0f0f0fu;
-}
+INLINE nq nq_bits(const uint8_t *p, int shift, unsigned mask) { return wq_load(p) >> shift & mask * 0x01010101u; }
+INLINE nq nq_or(nq x, nq y) { return x | y; }
 
 INLINE wq wq_mxfp4(nq n)
 {

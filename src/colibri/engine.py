@@ -67,9 +67,10 @@ def load(
     sequence, prompt and answer together, by default what the model was trained for, up to 4096. max_batch:
     sequences held at the same time, for batch_logits and for conversations that alternate. chunk: rows
     evaluated together, 1024 by default.
-    type: the weight type, "q8" (default), "q4", "bf16" or "f32", that a directory is converted to; experts,
-    dense (attention, shared experts, dense feed-forward), output (embedding, output head): another type for
-    these; an error for what is not converted. A conversion is announced to the logger "colibri", level INFO.
+    type: the weight type, "q8" (default), "q6", "q4", "bf16" or "f32", that a directory is converted to;
+    experts, dense (attention, shared experts, dense feed-forward), output (embedding, output head): another
+    type for these; an error for what is not converted. A conversion is announced to the logger "colibri",
+    level INFO.
     residency: "mapped" leaves the weights in the page cache and, with prefetch, reads them ahead in a thread
     while the model is in use already; "resident" copies them into private memory in huge pages first, which
     is read faster and takes the memory twice until the page cache lets go. pin: each thread but the caller's

@@ -23,7 +23,7 @@ from colibri.errors import ArgumentError, ConversionError, ModelFileError
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-TYPE_IDS: dict[str, int] = {"f32": 1, "bf16": 2, "q8": 4, "q4": 5}
+TYPE_IDS: dict[str, int] = {"f32": 1, "bf16": 2, "q8": 4, "q6": 6, "q4": 5}
 KEPT = "mxfp4"  # never made of floats: experts of some checkpoints come in it and stay in it
 STORED_IDS = TYPE_IDS | {KEPT: 7}
 TYPE_NAMES: dict[int, str] = {number: name for name, number in STORED_IDS.items()}
@@ -31,10 +31,11 @@ MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, 
 
 PANEL_ROWS = 16
 GROUP = 32  # elements along k that share a scale
-SUPER = 8  # groups of q4 that share their f16 units
+SUPER = 8  # groups of q4 and q6 that share their f16 units
 _GROUP_BYTES = GROUP * PANEL_ROWS
 _SCALE_BYTES = 2 * PANEL_ROWS
 _Q4_BYTES = 256  # of a group's quants, and of a super-group's scales
+_Q6_BYTES, _Q6_RECORD = 384, 288  # the same of q6
 _ZERO_QUANT = 128  # the byte of q = 0
 # Elements packed at a time: a few milliseconds, so that threads end together and Ctrl-C is quick.
 _BLOCK_ELEMENTS = 256 * 1024
@@ -60,7 +61,10 @@ def panel_bytes(cols: int, type: str) -> int:
         return -(-(_GROUP_BYTES + _SCALE_BYTES) * groups // 64) * 64
     if type == KEPT:
         return _Q4_BYTES * groups + 64 * -(-groups // 4)
-    return _Q4_BYTES * (groups - (-groups // SUPER))
+    supers = -(-groups // SUPER)
+    if type == "q6":
+        return -(-(_Q6_BYTES * groups + _Q6_RECORD * supers) // 64) * 64
+    return _Q4_BYTES * (groups + supers)
 
 
 def matrix_bytes(rows: int, cols: int, type: str) -> int:
@@ -73,8 +77,8 @@ def pack(
 ) -> memoryview:
     """The bytes of float32 [rows, cols] in `type`.
 
-    importance [cols], used by q4 only: how much squared errors in a column count, such as the mean square of
-    its activations. `name` and `first_row` serve error texts only.
+    importance [cols], used by q4 and q6 only: how much squared errors in a column count, such as the mean
+    square of its activations. `name` and `first_row` serve error texts only.
     """
     matrix = np.ascontiguousarray(matrix, dtype=np.float32)
     rows, cols = matrix.shape
@@ -136,6 +140,8 @@ def unpack(buffer: bytes | bytearray | memoryview | Bytes, rows: int, cols: int,
         values = _unpack_q4(panels, -(-cols // GROUP))
     elif type == KEPT:
         values = _unpack_mxfp4(panels, -(-cols // GROUP))
+    elif type == "q6":
+        values = _unpack_q6(panels, -(-cols // GROUP))
     else:
         groups = -(-cols // GROUP)
         quants = panels[:, : _GROUP_BYTES * groups].reshape(n, groups, GROUP // 4, PANEL_ROWS, 4)
@@ -178,6 +184,20 @@ def _nibbles(panels: Bytes, groups: int) -> Bytes:
     bytes_of = panels[:, : _Q4_BYTES * groups].reshape(n, groups, 4, PANEL_ROWS, 4)
     q = np.stack([bytes_of & 15, bytes_of >> 4], axis=2)  # [n, group, half, quad, row, element of the quad]
     return q.transpose(0, 4, 1, 2, 3, 5).reshape(n, PANEL_ROWS, groups, GROUP)
+
+def _unpack_q6(panels: Bytes, groups: int) -> Floats:
+    """q x (d x sc), float32 [rows, groups x 32]; products are exact."""
+    n, supers = panels.shape[0], -(-groups // SUPER)
+    lines = panels[:, : _Q6_BYTES * groups].reshape(n, groups * 2, 3, PANEL_ROWS, 4)
+    upper = lines[:, :, 0] >> 6 | lines[:, :, 1] >> 6 << 2 | lines[:, :, 2] >> 6 << 4
+    q = np.concatenate([lines & 63, upper[:, :, None]], axis=2)  # [n, run of 16, quad, row, element]
+    q = q.transpose(0, 3, 1, 2, 4).reshape(n, PANEL_ROWS, groups * 2, GROUP // 2).astype(np.float32) - 32
+    records = panels[:, _Q6_BYTES * groups :][:, : _Q6_RECORD * supers].reshape(n, supers, _Q6_RECORD)
+    units = np.ascontiguousarray(records[..., :32]).view("<f2").astype(np.float32)  # [n, super-group, row]
+    steps = np.ascontiguousarray(records[..., 32:]).view(np.int8).reshape(n, supers, 2 * SUPER, PANEL_ROWS)
+    scale = (units[:, :, None] * steps).transpose(0, 3, 1, 2).reshape(n, PANEL_ROWS, -1)[..., : groups * 2]
+    values: Floats = (q * scale[..., None]).reshape(n * PANEL_ROWS, -1)
+    return values
 
 
 def block_rows(cols: int) -> int:

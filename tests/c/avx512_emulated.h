@@ -1,5 +1,5 @@
 /* avx512_emulated.h: the AVX-512 intrinsics of core/kernels/avx512.c on a machine without them, for tests. SIMDe (Debian
- * package libsimde-dev) gives most; the five that version 0.7.4 lacks follow, lane by lane as Intel's manual says. */
+ * package libsimde-dev) gives most; the six that version 0.7.4 lacks follow, lane by lane as Intel's manual says. */
 #ifndef AVX512_EMULATED_H
 #define AVX512_EMULATED_H
 
@@ -47,6 +47,15 @@ static inline __m128i _mm512_cvtepi32_epi8(__m512i v)
     memcpy(from, &v, sizeof from);
     for (int i = 0; i < 16; i++) to[i] = (int8_t)from[i];
     return _mm_loadu_si128((const __m128i *)(const void *)to);
+}
+
+static inline __m512i _mm512_cvtepi8_epi32(__m128i v)
+{
+    int8_t from[16];
+    int32_t to[16];
+    memcpy(from, &v, sizeof from);
+    for (int i = 0; i < 16; i++) to[i] = from[i];
+    return _mm512_loadu_si512(to);
 }
 
 #endif

@@ -344,7 +344,7 @@ static void check_quantize(void)
     memset(packed, 0xff, sizeof packed);
     memset(again, 0, sizeof again);
     const struct { int32_t type, rows, cols; const float *weights; void *packed; uint64_t bytes; const char *says; } wrong[] = {
-        {3, ROWS, COLS, weights, packed, PANEL, "type: expected 1 (f32), 2 (bf16), 4 (q8) or 5 (q4), found 3"},
+        {3, ROWS, COLS, weights, packed, PANEL, "type: expected 1 (f32), 2 (bf16), 4 (q8), 5 (q4) or 6 (q6), found 3"},
         {-1, ROWS, COLS, weights, packed, PANEL, "found -1"},
         {5, 0, COLS, weights, packed, PANEL, "at least one row and column"},
         {5, ROWS, -1, weights, packed, PANEL, "at least one row and column"},

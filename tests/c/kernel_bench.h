@@ -165,6 +165,7 @@ static inline void bench_set(const struct kernels *kernels)
     bench_matrices(&b, TYPE_BF16, "bf16");
     bench_matrices(&b, TYPE_Q8, "q8");
     bench_matrices(&b, TYPE_Q4, "q4");
+    bench_matrices(&b, TYPE_Q6, "q6");
     bench_matrices(&b, TYPE_MXFP4, "mxfp4");
     bench_attention(&b);
     free(b.a);

@@ -82,6 +82,20 @@ static inline void fill_q4_panel(uint8_t *panel, size_t groups, enum content con
     }
 }
 
+/* Any bytes are a q6 panel, but for the f16 scales: those stay finite. LOWEST: quants of -32 and scales of -128. */
+static inline void fill_q6_panel(uint8_t *panel, size_t groups, enum content content)
+{
+    for (size_t i = 0; i < groups * group_bytes(TYPE_Q6); i++) panel[i] = some_byte(content, 0);
+    for (size_t s = 0; s < (groups + Q4_SUPER - 1) / Q4_SUPER; s++) {
+        uint8_t *const record = panel + groups * group_bytes(TYPE_Q6) + s * record_bytes(TYPE_Q6);
+        for (size_t i = 0; i < 16; i++) {
+            put_f16(record + i * 2, content);
+            if (next_random() % 2) record[i * 2 + 1] ^= 128; /* d may be negative */
+        }
+        for (size_t i = 32; i < record_bytes(TYPE_Q6); i++) record[i] = some_byte(content, 0);
+    }
+}
+
 static inline void fill_q8_panel(uint8_t *panel, size_t cols, enum content content)
 {
     const size_t groups = q8_groups(cols);
@@ -126,6 +140,7 @@ static inline struct matrix new_matrix(int type, int32_t rows, int32_t cols, enu
     for (size_t p = 0; p < panels; p++) {
         uint8_t *const panel = data + p * bytes;
         if (type == TYPE_Q4) fill_q4_panel(panel, q8_groups((size_t)cols), content);
+        else if (type == TYPE_Q6) fill_q6_panel(panel, q8_groups((size_t)cols), content);
         else if (type == TYPE_MXFP4) fill_mxfp4_panel(panel, q8_groups((size_t)cols), content);
         else if (type == TYPE_Q8) fill_q8_panel(panel, (size_t)cols, content);
         else fill_float_panel(panel, type, (size_t)cols, content);

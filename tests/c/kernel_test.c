@@ -220,9 +220,9 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
 
 static void test_set(void)
 {
-    static const int types[] = {TYPE_F32, TYPE_BF16, TYPE_Q8, TYPE_Q4, TYPE_MXFP4};
+    static const int types[] = {TYPE_F32, TYPE_BF16, TYPE_Q8, TYPE_Q4, TYPE_Q6, TYPE_MXFP4};
     static const int32_t edges[] = {63, 64, 65, 255, 256, 257, 287, 288, 289, 511, 512, 513}; /* groups, super-groups */
-    enum { N_TYPES = 5, N_EDGES = sizeof edges / sizeof *edges, SHORT = 40 };
+    enum { N_TYPES = 6, N_EDGES = sizeof edges / sizeof *edges, SHORT = 40 };
     int32_t turn = 0;
     for (int32_t cols = 1; cols <= SHORT + N_EDGES; cols++) {
         for (int t = 0; t < N_TYPES; t++, turn++) {

@@ -69,7 +69,7 @@ def bench_model(
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="Weight type of a Hugging Face directory or of --synthetic: f32, bf16, q8 (default) or q4.",
+            help="Weight type of a Hugging Face directory or --synthetic: f32, bf16, q8 (default), q6 or q4.",
         ),
     ] = None,
     experts: ExpertsType = None,

@@ -79,7 +79,8 @@ def run_model(
     type: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE", help="Weight type when a Hugging Face directory is converted: f32, bf16, q8, q4."
+            metavar="TYPE",
+            help="Weight type to convert a Hugging Face directory to: f32, bf16, q8, q6, q4.",
         ),
     ] = None,
     experts: ExpertsType = None,

@@ -73,7 +73,7 @@ def convert(
     overwrite: bool = True,
     require_tokenizer: bool = True,
 ) -> ConversionReport:
-    """Converts a Hugging Face directory to f32, bf16, q8 (the default) or q4.
+    """Converts a Hugging Face directory to f32, bf16, q8 (the default), q6 or q4.
 
     experts, dense, output: another type than `type` for routed experts; for attention, shared experts and
     dense feed-forward; for embedding and output head. Routers and vectors stay f32. Experts that the
