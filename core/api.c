@@ -1,5 +1,4 @@
 /* api.c: the functions of colibri.h. Checks arguments, calls below, nothing else. */
-#include "quantize.h"
 #include "session.h"
 #include "topk.h"
 
@@ -201,10 +200,4 @@ int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *
     if (values == NULL || indices == NULL || k < 1 || k > n) return COLIBRI_ERROR_ARGUMENT;
     topk_select(values, n, k, indices);
     return COLIBRI_OK;
-}
-
-int32_t colibri_quantize(int32_t type, int32_t rows, int32_t cols, const float *weights, const float *importance,
-                         void *packed, uint64_t packed_bytes, colibri_error *error)
-{
-    return quantize_matrix(type, rows, cols, weights, importance, packed, packed_bytes, error);
 }

@@ -1,189 +1,288 @@
-/* quantize.c: float matrices to packed panels.
+/* quantize.c: the search for the scales of q4 and q6; who calls puts its numbers in the order of a file.
  *
- * Owns: the bytes of f32, bf16 and q8, and what is refused. q4 and q6 are quantize_q4.c's. Refuses: files, threads (the caller
- * splits a matrix at multiples of 16 rows). */
-#include "quantize.h"
+ * Owns: choosing units, steps and quants so that the weighted squared error of a super-group is small: a line for each
+ * group (least squares over candidates), steps that are multiples of common units, then descent on the error itself.
+ * Refuses: weights that are not finite or too large; the caller looks for them. Lanes never mix, and there is nothing but
+ * + - * /, comparisons and bits, so results are the same on every machine. 4 lanes are the vector of every 64-bit
+ * machine; compilers take wider ones apart where they may not use them. */
+#include "colibri.h"
 
 #include <float.h>
-#include <math.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
-#include "kernels/kernels.h"
-#include "quantize_lanes.h"
-#include "quantize_q4.h"
+#define INLINE static inline __attribute__((always_inline))
 
-enum { GROUP = Q8_GROUP, TILE = Q4_SUPER_COLS }; /* columns transposed at a time: a q4 super-group, whole q8 groups */
+typedef float vf __attribute__((vector_size(16)));
+typedef int32_t vi __attribute__((vector_size(16)));
+typedef uint32_t vu __attribute__((vector_size(16)));
 
-static void pack_q8(const float *tile, int cols, int lane, uint8_t *quants, uint8_t *scales)
+enum { LANES = 4, COLS = 256, GROUPS = 8, GROUP = 32, RUNS = 16, RUN = 16 }; /* of a super-group; columns of each */
+
+#define TO_BITS 0x1.8p23f /* added to a small number it rounds to nearest even, into the low bits */
+
+INLINE vf all(float x) { return (vf){x, x, x, x}; }
+INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
+INLINE vf between(vf v, float low, float high) { return smaller(larger(v, all(low)), all(high)); }
+INLINE vf nearest(vf v) { return (v + TO_BITS) - TO_BITS; }
+/* a / b, 0 where b is 0, negative or too small to divide by */
+INLINE vf over(vf a, vf b) { const vi sound = b > 1e-30f; return choose(sound, a / choose(sound, b, all(1)), all(0)); }
+
+/* Rounded to the numbers of f16 from 0 on. Its subnormals are multiples of the last bit of floats from 0.5 to 1. */
+INLINE vf as_f16(vf v)
 {
-    for (int first = 0; first < cols; first += GROUP) {
-        const float *const group = tile + first * PANEL_ROWS + lane;
-        vf peak = all(0);
-        for (int k = 0; k < GROUP; k++) peak = larger(peak, magnitude(load(group + k * PANEL_ROWS)));
-        const vu half = f16_bits(peak * (1.0f / 127.0f));
-        const vf scale = f16_value(half), divisor = choose(scale > 0, scale, all(F16_MAX));
-        for (int k = 0; k < GROUP; k += 4) {
-            vu bits = {0};
-            for (int j = 0; j < 4; j++) {
-                const vf q = choose(scale > 0, load(group + (k + j) * PANEL_ROWS) / divisor, all(0));
-                bits |= ((vu)(between(q, -127, 127) + (TO_BITS + 128)) & 0xff) << 8 * j;
+    const vf least = between(v, 0, 65504.0f);
+    const vu bits = (vu)least, normal = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    return choose(least < 0x1p-14f, (least + 0.5f) - 0.5f, (vf)normal);
+}
+
+/* A super-group of LANES rows, and what the squared error of each element costs. */
+struct strip { vf x[COLS], cost[COLS]; };
+
+/* q4: value = q d step[g] - dmin step[8 + g], steps from 0 to 63; q6: value = q d step[r], steps from 0 to 127. */
+struct scales { vf d, dmin, step[RUNS]; };
+
+/* Weighted sums over a group: of 1, x, x^2; and with its quants q: of q, q^2, q x. */
+struct sums { vf one, x, xx, q, qq, qx; };
+
+struct line { vf scale, min, error; }; /* x = q scale - min, and its weighted squared error */
+
+INLINE vf q4_quant(vf x, vf inverse, vf min) { return nearest(between((x + min) * inverse, 0, 15)); }
+
+/* The quants of a group by one scale and minimum, into s. in_range: the caller knows that none needs clipping. */
+INLINE void sum_quants(const vf *x, const vf *cost, vf inverse, vf min, bool in_range, struct sums *s)
+{
+    s->q = s->qq = s->qx = all(0);
+    for (int k = 0; k < GROUP; k++) {
+        const vf q = in_range ? nearest((x[k] + min) * inverse) : q4_quant(x[k], inverse, min), cq = cost[k] * q;
+        s->q += cq;
+        s->qq += cq * q;
+        s->qx += cq * x[k];
+    }
+}
+
+/* The line of least squares through (q, x) with scale and min not negative. */
+INLINE struct line least_squares(const struct sums *s)
+{
+    const vf det = s->one * s->qq - s->q * s->q;
+    const vi sound = det > 1e-5f * s->one * s->qq; /* else all quants are equal */
+    const vf a = over(s->one * s->qx - s->x * s->q, det), b = over(s->q * s->qx - s->qq * s->x, det);
+    const vi free = sound & (a > 0) & (b > 0), level = ~sound & (s->x < 0);
+    const vf scale = choose(free, a, choose(level, all(0), larger(over(s->qx, s->qq), all(0))));
+    const vf min = choose(free, b, choose(level, over(-s->x, s->one), all(0)));
+    const vf error = (s->xx + scale * scale * s->qq + min * min * s->one) +
+                     2.0f * ((min * s->x - scale * s->qx) - scale * min * s->q);
+    return (struct line){scale, min, error};
+}
+
+/* The best line for one group among those that begin with its range cut into 12 to 16 steps, then refined: quants by
+ * the line, line by the quants. *s: the sums of its quants. */
+static struct line search_line(const vf *x, const vf *cost, struct sums *s)
+{
+    enum { STEPS = 24, REFINEMENTS = 2 };
+    vf low = all(0), high = x[0];
+    *s = (struct sums){0};
+    for (int k = 0; k < GROUP; k++) {
+        const vf wx = cost[k] * x[k];
+        low = smaller(low, x[k]);
+        high = larger(high, x[k]);
+        s->one += cost[k];
+        s->x += wx;
+        s->xx += wx * x[k];
+    }
+    const vf unit = over(all(1), high - low);
+    struct line best = {all(0), -low, all(FLT_MAX)};
+    struct sums next = *s;
+    for (int i = 0; i < STEPS + REFINEMENTS; i++) {
+        const float steps = 12 + 0.17f * (float)i;
+        if (i >= STEPS) sum_quants(x, cost, over(all(1), best.scale), best.min, false, &next);
+        else if (steps < 15.4f) sum_quants(x, cost, unit * steps, -low, true, &next);
+        else sum_quants(x, cost, unit * steps, -low, false, &next);
+        const struct line line = least_squares(&next);
+        const vi better = line.error < best.error;
+        best.scale = choose(better, line.scale, best.scale);
+        best.min = choose(better, line.min, best.min);
+        best.error = choose(better, line.error, best.error);
+        s->q = choose(better, next.q, s->q);
+        s->qq = choose(better, next.qq, s->qq);
+        s->qx = choose(better, next.qx, s->qx);
+    }
+    return best;
+}
+
+/* The f16 unit whose multiples k[g] = 0 … most come nearest to all targets, each counting by its curvature. Every
+ * unit that is exact has a multiple from most / 2 on of the largest target, or its half has. */
+static vf common_unit(int n, const vf *target, const vf *curvature, int most, vf *k)
+{
+    vf top = all(0), best = all(0), least = all(FLT_MAX);
+    for (int g = 0; g < n; g++) top = larger(top, target[g]);
+    const vf smallest = choose(top > 0x1p-25f, all(0x1p-24f), all(0)); /* of f16 */
+    for (int steps = most; steps > most / 2; steps--) {
+        const vf unit = larger(as_f16(top / (float)steps), smallest), inverse = over(all(1), unit);
+        vf error = all(0);
+        for (int g = 0; g < n; g++) {
+            const vf off = target[g] - unit * nearest(smaller(target[g] * inverse, all((float)most)));
+            error += curvature[g] * off * off;
+        }
+        const vi better = error < least;
+        best = choose(better, unit, best);
+        least = choose(better, error, least);
+    }
+    for (int g = 0; g < n; g++) k[g] = nearest(smaller(target[g] * over(all(1), best), all((float)most)));
+    return best;
+}
+
+/* First scales: each group's line, rounded to common units; the minima follow the rounded scales. */
+static void first_scales(const struct strip *p, struct sums *s, struct scales *out)
+{
+    vf target[GROUPS] = {0}, curvature[GROUPS] = {0};
+    for (int g = 0; g < GROUPS; g++) {
+        target[g] = search_line(p->x + g * GROUP, p->cost + g * GROUP, &s[g]).scale;
+        const vf free = s[g].qq - over(s[g].q * s[g].q, s[g].one); /* 0 if all quants are equal */
+        curvature[g] = larger(free, all(0)) + 1e-3f * s[g].qq;
+    }
+    out->d = common_unit(GROUPS, target, curvature, 63, out->step);
+    for (int g = 0; g < GROUPS; g++) {
+        target[g] = larger(over(out->d * out->step[g] * s[g].q - s[g].x, s[g].one), all(0));
+        curvature[g] = s[g].one;
+    }
+    out->dmin = common_unit(GROUPS, target, curvature, 63, out->step + GROUPS);
+}
+
+INLINE vf group_error(const vf *x, const vf *cost, vf scale, vf min)
+{
+    const vf inverse = over(all(1), scale);
+    vf error = all(0);
+    for (int k = 0; k < GROUP; k++) {
+        const vf off = (x[k] + min) - q4_quant(x[k], inverse, min) * scale;
+        error += cost[k] * off * off;
+    }
+    return error;
+}
+
+/* Moves every sc and m by up to 2 to where the group's error is least, and returns the sum of errors. Larger scales
+ * want larger minima, so the two move together or nearly so. */
+static vf improve(const struct strip *p, struct scales *s)
+{
+    vf sum = all(0);
+    for (int g = 0; g < GROUPS; g++) {
+        const vf sc = s->step[g], m = s->step[GROUPS + g];
+        vf least = all(FLT_MAX);
+        for (int i = -2; i <= 2; i++) {
+            for (int j = i > -2 ? i - 1 : i; j <= i + 1 && j <= 2; j++) {
+                const vf a = between(sc + (float)i, 0, 63), b = between(m + (float)j, 0, 63);
+                const vf error = group_error(p->x + g * GROUP, p->cost + g * GROUP, s->d * a, s->dmin * b);
+                const vi better = error < least;
+                least = choose(better, error, least);
+                s->step[g] = choose(better, a, s->step[g]);
+                s->step[GROUPS + g] = choose(better, b, s->step[GROUPS + g]);
             }
-            store(quants + first * PANEL_ROWS + k * PANEL_ROWS + lane * 4, bits);
         }
-        store_f16(scales + first + lane * 2, half); /* 32 bytes a group of 32 */
+        sum += least;
     }
+    return sum;
 }
 
-static uint32_t bf16_bits(float x)
+/* d and dmin of least squares for the quants that the scales give now; they stay where that has no answer. */
+static void refit_units(const struct strip *p, struct sums *s, struct scales *t)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
-static void pack_bf16(const float *tile, int cols, uint8_t *out)
-{
-    for (int k = 0; k < cols; k += 2) { /* an odd last column finds zeros beside it */
-        uint32_t pairs[PANEL_ROWS];
-        const float *const even = tile + k * PANEL_ROWS;
-        for (int r = 0; r < PANEL_ROWS; r++) pairs[r] = bf16_bits(even[r]) | bf16_bits(even[PANEL_ROWS + r]) << 16;
-        memcpy(out + k * 32, pairs, sizeof pairs);
+    vf aa = all(0), ab = aa, bb = aa, ax = aa, bx = aa; /* a = sc q and b = m, weighted */
+    for (int g = 0; g < GROUPS; g++) {
+        const vf sc = t->step[g], m = t->step[GROUPS + g];
+        sum_quants(p->x + g * GROUP, p->cost + g * GROUP, over(all(1), t->d * sc), t->dmin * m, false, &s[g]);
+        aa += sc * sc * s[g].qq;
+        ab += sc * m * s[g].q;
+        bb += m * m * s[g].one;
+        ax += sc * s[g].qx;
+        bx += m * s[g].x;
     }
+    const vf det = aa * bb - ab * ab, d = over(bb * ax - ab * bx, det), dmin = over(ab * ax - aa * bx, det);
+    const vi both = (det > 1e-5f * aa * bb) & (d > 0) & (dmin > 0), alone = (bb <= 0) & (ax > 0);
+    t->d = choose(both, as_f16(d), choose(alone, as_f16(over(ax, aa)), t->d));
+    t->dmin = choose(both, as_f16(dmin), t->dmin);
 }
 
-struct source {
-    int32_t type, rows, cols;
-    const float *weights, *importance; /* [rows][cols]; [cols] or NULL */
-    double mean_importance;
-};
-
-/* Columns `first` on of the 16 rows from `row` on, transposed: tile [TILE][16], zeros beyond the matrix. */
-static void load_tile(const struct source *s, int32_t row, int32_t first, int cols, float *tile)
+static void fit_q4(const struct strip *p, struct scales *best)
 {
-    memset(tile, 0, TILE * PANEL_ROWS * sizeof *tile);
-    for (int32_t r = 0; r < PANEL_ROWS && row + r < s->rows; r++) {
-        const float *const from = s->weights + (size_t)(row + r) * (size_t)s->cols + first;
-        for (int k = 0; k < cols; k++) tile[k * PANEL_ROWS + r] = from[k];
-    }
+    struct sums s[GROUPS];
+    first_scales(p, s, best);
+    const vf error = improve(p, best);
+    struct scales next = *best;
+    refit_units(p, s, &next);
+    const vi better = improve(p, &next) < error;
+    best->d = choose(better, next.d, best->d);
+    best->dmin = choose(better, next.dmin, best->dmin);
+    for (int i = 0; i < RUNS; i++) best->step[i] = choose(better, next.step[i], best->step[i]);
 }
 
-/* What an error in each column costs: its importance over the mean, softened, since importances are estimates. */
-static void load_importance(const struct source *s, int32_t first, int cols, float *out)
-{
-    for (int k = 0; k < cols; k++) {
-        out[k] = s->mean_importance > 0 ? (float)(s->importance[first + k] / s->mean_importance) + 0.125f : 1;
-    }
-}
+INLINE vf q6_quant(vf x, vf inverse) { return nearest(between(x * inverse, -32, 31)); }
 
-static void pack_panel(const struct source *s, int32_t row, uint8_t *panel)
+/* The scale of least squares best among those that begin with a run's lowest x at -31.1 to -32.9. *curvature: what the
+ * square of an error in it costs. */
+static vf search_scale(const vf *x, const vf *cost, vf *curvature)
 {
-    const uint64_t size = panel_bytes(s->type, (uint64_t)s->cols), groups = q8_groups((size_t)s->cols);
-    _Alignas(64) float tile[TILE * PANEL_ROWS], importance[TILE];
-    memset(panel + size - 32, 0, 32); /* what q8 and q6 lack to a multiple of 64 */
-    for (int32_t first = 0; first < s->cols; first += TILE) {
-        const int cols = s->cols - first < TILE ? s->cols - first : TILE;
-        const size_t at = (size_t)first;
-        load_tile(s, row, first, cols, tile);
-        if (s->type == TYPE_F32) memcpy(panel + at * 64, tile, (size_t)cols * 64);
-        if (s->type == TYPE_BF16) pack_bf16(tile, cols, panel + at * 32);
-        if (s->type == TYPE_Q4 || s->type == TYPE_Q6) load_importance(s, first, cols, importance);
-        for (int lane = 0; lane < PANEL_ROWS; lane += LANES) {
-            if (s->type == TYPE_Q8) pack_q8(tile, cols, lane, panel + at * 16, panel + groups * 512 + at);
-            if (s->type == TYPE_Q4) quantize_q4(tile, cols, importance, lane, panel + at * 8, panel + groups * 256 + at);
-            if (s->type == TYPE_Q6) quantize_q6(tile, cols, importance, lane, panel + at * 12, panel + groups * 384 + at / 256 * 288);
+    vf peak = all(0), best = all(0), scale = all(0);
+    for (int k = 0; k < RUN; k++) peak = larger(peak, -x[k]);
+    *curvature = all(0);
+    for (int i = -9; i <= 9; i++) {
+        const vf inverse = over(all(32 + 0.1f * (float)i), peak);
+        vf qq = all(0), qx = all(0);
+        for (int k = 0; k < RUN; k++) {
+            const vf q = q6_quant(x[k], inverse), cq = cost[k] * q;
+            qq += cq * q;
+            qx += cq * x[k];
         }
+        const vf found = over(qx, qq), gain = found * qx;
+        const vi better = gain > best;
+        best = choose(better, gain, best);
+        scale = choose(better, found, scale);
+        *curvature = choose(better, qq, *curvature);
     }
+    return scale;
 }
 
-/* The largest magnitude that a type can hold, and how that is told. */
-struct limit {
-    float largest;
-    const char *text;
-};
-
-static struct limit limit_of(int32_t type)
+static void fit_q6(const struct strip *p, struct scales *s)
 {
-    switch (type) {
-    case TYPE_BF16: return (struct limit){0x1.fefffep127f, "bf16 (at most 3.39e38). Convert with type f32"};
-    case TYPE_Q8: /* the next float over 127 rounds to 65520, which f16 lacks */
-        return (struct limit){0x1.fbe03ep22f, "the f16 scale of q8 (at most 65504 x 127). Convert with type bf16 or f32"};
-    case TYPE_Q4:
-        return (struct limit){F16_MAX * 63, "the f16 scales of q4 (at most 65504 x 63). Convert with type bf16 or f32"};
-    case TYPE_Q6:
-        return (struct limit){F16_MAX * 127 * 31, "the f16 scales of q6 (at most 65504 x 3937). Convert with type bf16 or f32"};
-    default: return (struct limit){FLT_MAX, ""};
-    }
+    vf scale[RUNS], curvature[RUNS];
+    for (int r = 0; r < RUNS; r++) scale[r] = search_scale(p->x + r * RUN, p->cost + r * RUN, &curvature[r]);
+    s->d = common_unit(RUNS, scale, curvature, 127, s->step);
 }
 
-static int32_t refuse_weight(const struct limit *limit, int32_t row, int32_t col, float found, colibri_error *error)
+/* Integers from 0 to 255, a byte for each lane. */
+INLINE void store_bytes(uint8_t *to, vf v)
 {
-    if (isfinite(found)) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "weights[%d, %d] is %g, too large for %s.", row, col, (double)found,
-                           limit->text);
-    }
-    return status_fail(error, COLIBRI_ERROR_ARGUMENT,
-                       "weights[%d, %d] is %s: weights must be finite. The checkpoint is damaged or its training "
-                       "diverged; download it again.",
-                       row, col, isnan(found) ? "nan" : found > 0 ? "inf" : "-inf");
+    const vu bits = (vu)(v + TO_BITS);
+    for (int i = 0; i < LANES; i++) to[i] = (uint8_t)bits[i];
 }
 
-static int32_t check_weights(const struct source *s, colibri_error *error)
+int32_t colibri_quantize(int32_t type, int32_t n, const float *weights, const float *costs, float *units, uint8_t *steps,
+                         uint8_t *quants)
 {
-    const struct limit limit = limit_of(s->type);
-    for (int32_t r = 0; r < s->rows; r++) {
-        const float *const row = s->weights + (size_t)r * (size_t)s->cols;
-        int32_t wrong = 0;
-        for (int32_t k = 0; k < s->cols; k++) wrong |= !(fabsf(row[k]) <= limit.largest);
-        for (int32_t k = 0; wrong && k < s->cols; k++) {
-            if (!(fabsf(row[k]) <= limit.largest)) return refuse_weight(&limit, r, k, row[k], error);
+    const bool q4 = type == 5;
+    const size_t stride = (size_t)n;
+    if ((!q4 && type != 6) || n < 0 || n % LANES != 0 || !weights || !costs || !units || !steps || !quants) {
+        return COLIBRI_ERROR_ARGUMENT;
+    }
+    for (size_t at = 0; at < stride; at += LANES) {
+        struct strip p;
+        struct scales s = {0};
+        for (size_t k = 0; k < COLS; k++) {
+            memcpy(&p.x[k], weights + k * stride + at, sizeof *p.x);
+            memcpy(&p.cost[k], costs + k * stride + at, sizeof *p.cost);
         }
-    }
-    return COLIBRI_OK;
-}
-
-static int32_t check_importance(struct source *s, colibri_error *error)
-{
-    for (int32_t k = 0; s->importance != NULL && k < s->cols; k++) {
-        const float found = s->importance[k];
-        if (!(found >= 0 && found <= FLT_MAX)) {
-            return status_fail(error, COLIBRI_ERROR_ARGUMENT,
-                               "importance[%d]: expected a finite number, 0 or more (a mean of squares), found %g; pass "
-                               "NULL if it is not known.",
-                               k, (double)found);
+        if (q4) fit_q4(&p, &s);
+        else fit_q6(&p, &s);
+        for (size_t k = 0; k < COLS; k++) {
+            const vf inverse = over(all(1), s.d * s.step[q4 ? k / GROUP : k / RUN]);
+            const vf q = q4 ? q4_quant(p.x[k], inverse, s.dmin * s.step[GROUPS + k / GROUP]) : q6_quant(p.x[k], inverse) + 32;
+            store_bytes(quants + k * stride + at, q);
         }
-        s->mean_importance += (double)found / s->cols;
-    }
-    return COLIBRI_OK;
-}
-
-int32_t quantize_matrix(int32_t type, int32_t rows, int32_t cols, const float *weights, const float *importance,
-                        void *packed, uint64_t packed_bytes, colibri_error *error)
-{
-    const uint64_t bytes = panel_bytes(type, cols > 0 ? (uint64_t)cols : 1);
-    if (bytes == 0 || type == TYPE_MXFP4) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "type: expected 1 (f32), 2 (bf16), 4 (q8), 5 (q4) or 6 (q6), found %d.",
-                           type);
-    }
-    if (rows < 1 || cols < 1 || cols > INT32_MAX - (TILE - 1) || weights == NULL || packed == NULL) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT,
-                           "colibri_quantize: expected weights of at least one row and column (at most %d), a place for the "
-                           "bytes, found %d x %d%s%s.",
-                           INT32_MAX - (TILE - 1), rows, cols,
-                           weights == NULL ? ", no weights" : "", packed == NULL ? ", no place" : "");
-    }
-    const uint64_t panels = ((uint64_t)rows + PANEL_ROWS - 1) / PANEL_ROWS;
-    if (packed_bytes != panels * bytes) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT,
-                           "packed_bytes: expected %llu for %d x %d weights of type %d (docs/FORMAT.md, section 4), found "
-                           "%llu.",
-                           (unsigned long long)(panels * bytes), rows, cols, type, (unsigned long long)packed_bytes);
-    }
-    struct source s = {.type = type, .rows = rows, .cols = cols, .weights = weights, .importance = importance};
-    TRY(check_importance(&s, error));
-    TRY(check_weights(&s, error));
-    for (uint64_t i = 0; i < panels; i++) {
-        pack_panel(&s, (int32_t)(i * PANEL_ROWS), (uint8_t *)packed + i * bytes);
+        for (size_t i = 0; i < RUNS; i++) store_bytes(steps + i * stride + at, s.step[i]);
+        memcpy(units + at, &s.d, sizeof s.d);
+        memcpy(units + stride + at, &s.dmin, sizeof s.dmin);
     }
     return COLIBRI_OK;
 }

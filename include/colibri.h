@@ -225,15 +225,14 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
 /* The k largest of values [n], best first, ties to the lowest index; allocates nothing. NaN counts as lowest. */
 int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *indices);
 
-/* Packs float weights [rows][cols] as a model file holds them (docs/FORMAT.md, section 4): type 1 f32, 2 bf16, 4 q8,
- * 5 q4, 6 q6. cols: at most 2147483392. Needs no model and no memory of its own; may be called from many threads. Panels of
- * 16 rows are independent: blocks of 16 n rows packed one by one are the bytes of the whole.
- * importance [cols] or NULL: how much squared errors in a column count, such as the mean square of its activations;
- * only q4 and q6 use it. packed_bytes must be the matrix's size exactly; every byte is written. The same input gives the
- * same bytes on every machine. A weight that is not finite or too large for the type is an error whose text begins
- * with "weights[ROW, COLUMN] is VALUE"; packed is then untouched. */
-int32_t colibri_quantize(int32_t type, int32_t rows, int32_t cols, const float *weights, const float *importance,
-                         void *packed, uint64_t packed_bytes, colibri_error *error);
+/* Finds what q4 (type 5) and q6 (type 6) keep of n super-groups of 256 weights (docs/FORMAT.md, section 4): weights [256][n] and
+ * what their squared errors cost, costs [256][n]; all finite, magnitudes within the type. n: a multiple of 4.
+ * q4: units [2][n] d and dmin (numbers of f16), steps [16][n] sc and m of 8 groups, quants [256][n] from 0 to 15.
+ * q6: units [2][n] d and 0, steps [16][n] sc from 0 to 127, quants [256][n] + 32; the lowest weight of each 16 must be that of
+ * largest magnitude: give those of the others negated, and negate their steps. Allocates nothing, may be called from
+ * many threads, and gives the same on every machine. COLIBRI_ERROR_ARGUMENT: a wrong type or n, or NULL. */
+int32_t colibri_quantize(int32_t type, int32_t n, const float *weights, const float *costs, float *units, uint8_t *steps,
+                         uint8_t *quants);
 
 /* [end of declarations] */
 

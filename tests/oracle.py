@@ -53,10 +53,10 @@ __all__ = [
     "expected_names",
     "expert_names",
     "ffn_names",
-    "moe_prefix",
     "read_config",
     "read_safetensors",
     "rope_frequencies",
+    "separate",
 ]
 
 

@@ -29,7 +29,8 @@ def mxfp4(blocks: Float32, scales: Float32) -> Float32:
     pairs = blocks.astype(np.int64)
     codes = np.stack([pairs % 16, pairs // 16], axis=-1).reshape(*blocks.shape[:-1], 32)
     values = np.vectorize(e2m1)(codes) * np.exp2(scales.astype(np.float64) - 127)[..., None]
-    return values.reshape(*blocks.shape[:-2], -1).astype(np.float32)
+    widened: Float32 = values.reshape(*blocks.shape[:-2], -1).astype(np.float32)
+    return widened
 
 
 def separate(found: dict[str, Float32]) -> dict[str, Float32]:

@@ -1,12 +1,13 @@
-"""Packed bytes by numpy, for tests of colibri_quantize: the packer that the C one replaced (f32, bf16, q8),
-q4 and q6 with their search written plainly, one array operation for each step of docs/FORMAT.md and
-quantize_q4.c.
+"""Packed bytes of q4 and q6 by numpy, their search written plainly: one array operation for each step of
+docs/FORMAT.md and quantize.c.
 
 All arithmetic is float32 and sums run in the same order, so bytes must be equal. Values are taken as good:
 what is refused is not told here.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,6 @@ Three = tuple[Floats, Floats, Floats]
 
 ROWS, GROUP, SUPER = 16, 32, 8
 F = np.float32
-# Adding 1.5 x 2^23 leaves no fraction bits: the sum rounds to nearest even and its low byte is the integer's.
-_ROUND_TO_BYTE = F(1.5 * 2**23 + 128)
-_SMALLEST_NORMAL_F16 = F(2.0**-14)
 
 
 def pack(matrix: Floats, type: str, importance: Floats | None = None) -> bytes:
@@ -27,48 +25,16 @@ def pack(matrix: Floats, type: str, importance: Floats | None = None) -> bytes:
     padded = np.zeros((-(-rows // ROWS) * ROWS, -(-cols // GROUP) * GROUP), F)
     padded[:rows, :cols] = matrix
     with np.errstate(all="ignore"):
-        if type == "f32":
-            panels = padded[:, :cols].reshape(-1, ROWS, cols).transpose(0, 2, 1)
-            return panels.astype("<f4").tobytes()
-        if type == "bf16":
-            half = _round_to_bf16(padded[:, : cols + cols % 2])
-            pairs = half.view(np.uint32).reshape(padded.shape[0] // ROWS, ROWS, -1)
-            return pairs.transpose(0, 2, 1).tobytes()
-        if type == "q8":
-            return b"".join(map(_q8_panel, padded.reshape(-1, ROWS, padded.shape[1])))
         columns = np.ones(cols, F) if importance is None else _softened(importance)
         searched = _q6_panel if type == "q6" else _q4_panel
         return b"".join(searched(panel, cols, columns) for panel in padded.reshape(-1, ROWS, padded.shape[1]))
-
-
-def _round_to_bf16(block: Floats) -> npt.NDArray[np.uint16]:
-    """Upper halves of the floats, rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(block).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-
-
-def _q8_panel(block: Floats) -> bytes:
-    groups = block.shape[1] // GROUP
-    x = block.reshape(ROWS, groups, GROUP)
-    scale = (np.abs(x).max(-1) * F(1 / 127)).astype("<f2")
-    divisor = scale.astype(F)
-    np.copyto(divisor, F(np.inf), where=divisor == 0)  # a scale that rounds to 0 gives quants 0
-    q = x / divisor[..., None]
-    if (divisor < _SMALLEST_NORMAL_F16).any():  # subnormal scales are coarse: a quotient may pass 127
-        np.clip(q, -127, 127, out=q)
-    q += _ROUND_TO_BYTE
-    quads = q.view(np.uint32).astype(np.uint8).view(np.uint32).reshape(ROWS, groups * (GROUP // 4))
-    panel: bytes = quads.transpose(1, 0).tobytes() + scale.transpose(1, 0).tobytes()
-    return panel + bytes(-len(panel) % 64)
 
 
 # ------------------------------------------------------------------ q4
 
 
 def _softened(importance: Floats) -> Floats:
-    mean = 0.0
-    for one in importance.tolist():
-        mean += one / len(importance)
+    mean = math.fsum(importance) / len(importance)
     if mean == 0:
         return np.ones(len(importance), F)
     return (importance.astype(np.float64) / mean).astype(F) + F(0.125)

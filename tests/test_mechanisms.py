@@ -55,7 +55,7 @@ def write(path: Path, config: dict[str, Any]) -> Path:
             if entry.kind == "vector":
                 writer.write(entry.name, [random.standard_normal(entry.cols).astype("<f4").tobytes()])
                 continue
-            parts = [random.standard_normal((r, c)).astype(np.float32) / 6 for r, c, _ in entry.matrices]
+            parts = [random.standard_normal((r, c), np.float32) / np.float32(6) for r, c, _ in entry.matrices]
             writer.write(entry.name, [pack(part, "f32") for part in parts])
     return path
 
@@ -83,7 +83,8 @@ class File:
 
     def norm(self, x: Array, name: str) -> Array:
         mean = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
+        scaled: Array = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
+        return scaled
 
 
 def attention(file: File, at: str, x: Array, window: int) -> Array:
@@ -111,7 +112,8 @@ def gated(file: File, x: Array, parts: list[Array], biases: list[Any] | None = N
     if limit := config["ffn_limit"]:
         g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
     inner = (u + config["ffn_up_offset"]) * g / (1 + np.exp(-config["ffn_alpha"] * g))
-    return inner @ down.T + down_bias
+    out: Array = inner @ down.T + down_bias
+    return out
 
 
 def experts(file: File, at: str, x: Array) -> Array:

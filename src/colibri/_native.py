@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NewType
 
 import numpy as np
-import numpy.typing as npt
 
+from colibri._records import Bytes
 from colibri._records import Counts as Counts
 from colibri._records import Floats as Floats
 from colibri._records import Ids as Ids
@@ -381,23 +381,28 @@ def measure(context: ContextHandle, profile: Any | None) -> None:
     _check_context(library.colibri_measure(context, ffi.NULL if profile is None else profile), context)
 
 
-def quantize(type: int, weights: Floats, importance: Floats | None, packed: npt.NDArray[np.uint8]) -> None:
-    """Packs weights [rows, cols] into `packed`, contiguous uint8 of exactly the matrix's bytes; importance
-    [cols]."""
+def quantize(type: int, weights: Floats, costs: Floats) -> tuple[Floats, Bytes, Bytes]:
+    """Units [2, ...], steps [16, ...], quants [256, ...] of q4 (5) or q6 (6) for weights [256, ...] and what
+    their squared errors cost. The other axes hold a multiple of 4 super-groups."""
     ffi, library = _load()
-    error = ffi.new("colibri_error *")
-    rows, cols = weights.shape
+    n = weights.size // 256
+    shape = weights.shape[1:]
+    units, steps, quants = (
+        np.empty((2, *shape), np.float32),
+        np.empty((16, *shape), np.uint8),
+        np.empty((256, *shape), np.uint8),
+    )
     status = library.colibri_quantize(
         type,
-        rows,
-        cols,
-        _floats(weights, rows, cols, writable=False),
-        ffi.NULL if importance is None else _floats(importance, 1, cols, writable=False),
-        ffi.from_buffer("uint8_t[]", packed, require_writable=True),
-        packed.nbytes,
-        error,
+        n,
+        _floats(weights, 256, n, writable=False),
+        _floats(costs, 256, n, writable=False),
+        _floats(units, 2, n, writable=True),
+        *(ffi.from_buffer("uint8_t[]", out, require_writable=True) for out in (steps, quants)),
     )
-    _check(status, error)
+    if status < 0:
+        raise from_status(status, f"quantize: {status_text(status)}")
+    return units, steps, quants
 
 
 def topk_select(values: Floats, k: int) -> Ids:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.uint64]
 
 

@@ -99,7 +99,7 @@ def _demo() -> Path:
 
 
 def _types(
-    source: Path, type: str, experts: str | None, dense: str | None, output: str | None
+    source: Path, type: str | None, experts: str | None, dense: str | None, output: str | None
 ) -> WeightTypes:
     """As convert() chooses them: some experts stay as the checkpoint stores them."""
     from colibri.convert.checkpoint import read_json

@@ -1,6 +1,6 @@
 /* colibri_test.c: loads a model from C and checks it and the engine on this machine:
  *   kernels   every matrix type and shape of the model, each usable kernel set against scalar: equal bytes
- *   quantize  colibri_quantize refuses what it cannot pack, saying why, and writes every byte of what it can
+ *   quantize  colibri_quantize refuses what it cannot search, and writes every byte of what it can
  *   memory    a context in a buffer of exactly the planned size: nothing written outside, all wiped by colibri_free
  *   dispatch  a prompt in one piece and token by token: same logits, same experts, same weights, bit for bit
  *   measure   colibri_measure: what it refuses, what it notes, the same logits with and without
@@ -331,47 +331,29 @@ static void check_measure(colibri_model *model, const colibri_params *params, co
     free(plain);
 }
 
-/* ---- packing weights ------------------------------------------------------------------------------------------- */
+/* ---- weights of few bits --------------------------------------------------------------------------------------- */
 
 static void check_quantize(void)
 {
-    enum { ROWS = 3, COLS = 40, PANEL = 3 * 256 };
-    float weights[ROWS * COLS], importance[COLS];
-    uint8_t packed[PANEL + 1], again[PANEL + 1];
-    colibri_error error;
-    for (int i = 0; i < ROWS * COLS; i++) weights[i] = (float)(i * 37 % 101) - 50;
-    for (int k = 0; k < COLS; k++) importance[k] = (float)k;
-    memset(packed, 0xff, sizeof packed);
-    memset(again, 0, sizeof again);
-    const struct { int32_t type, rows, cols; const float *weights; void *packed; uint64_t bytes; const char *says; } wrong[] = {
-        {3, ROWS, COLS, weights, packed, PANEL, "type: expected 1 (f32), 2 (bf16), 4 (q8), 5 (q4) or 6 (q6), found 3"},
-        {-1, ROWS, COLS, weights, packed, PANEL, "found -1"},
-        {5, 0, COLS, weights, packed, PANEL, "at least one row and column"},
-        {5, ROWS, -1, weights, packed, PANEL, "at least one row and column"},
-        {5, ROWS, COLS, NULL, packed, PANEL, "no weights"},
-        {5, ROWS, COLS, weights, NULL, PANEL, "no place"},
-        {5, ROWS, COLS, weights, packed, PANEL - 1, "packed_bytes: expected 768"},
-        {1, ROWS, COLS, weights, packed, PANEL, "packed_bytes: expected 2560"},
-    };
+    enum { N = 4, COLS = 256 };
+    static float weights[COLS * N], costs[COLS * N], units[2 * N + 1];
+    static uint8_t steps[16 * N + 1], quants[COLS * N + 1];
+    for (int i = 0; i < COLS * N; i++) weights[i] = (float)(i * 37 % 101) - 60, costs[i] = 1;
+    memset(steps, 0xff, sizeof steps);
+    const int32_t wrong[][2] = {{4, N}, {7, N}, {5, 3}, {5, -4}};
+    int32_t status = colibri_quantize(5, N, NULL, costs, units, steps, quants) & colibri_quantize(5, N, weights, costs, units, steps, NULL);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        const int32_t status = colibri_quantize(wrong[i].type, wrong[i].rows, wrong[i].cols, wrong[i].weights, NULL,
-                                                wrong[i].packed, wrong[i].bytes, &error);
-        const int good = status == COLIBRI_ERROR_ARGUMENT && strstr(error.text, wrong[i].says) != NULL;
-        check(good && packed[0] == 0xff, "quantize: refused: %s", error.text);
+        status &= colibri_quantize(wrong[i][0], wrong[i][1], weights, costs, units, steps, quants);
     }
-    importance[7] = -1;
-    int32_t status = colibri_quantize(5, ROWS, COLS, weights, importance, packed, PANEL, &error);
-    check(status == COLIBRI_ERROR_ARGUMENT && strstr(error.text, "importance[7]") != NULL, "quantize: refused: %s", error.text);
-    importance[7] = 7;
-    weights[COLS + 39] = 1e30f;
-    status = colibri_quantize(5, ROWS, COLS, weights, importance, packed, PANEL, &error);
-    check(status == COLIBRI_ERROR_ARGUMENT && strncmp(error.text, "weights[1, 39] is 1e+30", 23) == 0 && packed[0] == 0xff,
-          "quantize: refused: %s", error.text);
-    weights[COLS + 39] = 0;
-    status = colibri_quantize(5, ROWS, COLS, weights, importance, packed, PANEL, NULL);
-    status |= colibri_quantize(5, ROWS, COLS, weights, importance, again, PANEL, NULL);
-    check(status == COLIBRI_OK && memcmp(packed, again, PANEL) == 0 && packed[PANEL] == 0xff,
-          "quantize: every byte of the matrix and none behind it");
+    check(status == COLIBRI_ERROR_ARGUMENT && steps[0] == 0xff, "quantize: refuses wrong types, counts and NULL");
+    for (int type = 5; type <= 6; type++) {
+        memset(quants, 0xff, sizeof quants);
+        status = colibri_quantize(type, N, weights, costs, units, steps, quants);
+        int most = 0;
+        for (int i = 0; i < COLS * N; i++) most = quants[i] > most ? quants[i] : most;
+        check(status == COLIBRI_OK && most == (type == 5 ? 15 : 63) && quants[COLS * N] == 0xff && steps[16 * N] == 0xff && units[2 * N] == 0,
+              "quantize: type %d fills its places and nothing behind them", type);
+    }
 }
 
 static struct options parse(int argc, char **argv)

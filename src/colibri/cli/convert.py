@@ -34,7 +34,9 @@ def convert_checkpoint(
     ],
     type: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Weight type: f32, bf16, q8 (default), q6 or q4.", show_default=False),
+        typer.Option(
+            metavar="TYPE", help="Weight type: f32, bf16, q8 (default), q6 or q4.", show_default=False
+        ),
     ] = None,
     experts: ExpertsType = None,
     dense: DenseType = None,

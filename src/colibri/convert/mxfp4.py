@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from colibri.entries import WeightTypes, weight_types
 from colibri.errors import ConversionError
-from colibri.quantize import KEPT, MXFP4_VALUES, PANEL_ROWS
+from colibri.panels import MXFP4_VALUES
+from colibri.quantize import KEPT, PANEL_ROWS
 
 Bytes = npt.NDArray[np.uint8]
 _LARGEST = 252  # 6 x 2^(252 - 127) is below the largest f32; 255 stands for NaN
@@ -21,7 +22,7 @@ _SCALES = 4  # groups whose scales lie together
 
 
 def chosen_types(
-    config: dict[str, Any], type: str, experts: str | None, dense: str | None, output: str | None
+    config: dict[str, Any], type: str | None, experts: str | None, dense: str | None, output: str | None
 ) -> WeightTypes:
     """The types that were asked for; experts stored as mxfp4 stay so where none was asked for."""
     settings = config.get("quantization_config")
