@@ -31,9 +31,7 @@ const char *colibri_config_schema(void)
 int32_t colibri_open(const char *path, colibri_model **model, colibri_error *error)
 {
     if (model != NULL) *model = NULL;
-    if (path == NULL || model == NULL) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "colibri_open: expected a path and a place for the model");
-    }
+    FAIL_IF(path == NULL || model == NULL, error, ARGUMENT, "colibri_open: expected a path and a place for the model");
     return weights_open(path, model, error);
 }
 
@@ -51,7 +49,7 @@ int32_t colibri_config_value(const colibri_model *model, const char *field, int3
 int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
                       void *user, colibri_error *error)
 {
-    if (model == NULL) return status_fail(error, COLIBRI_ERROR_ARGUMENT, "colibri_fetch: expected a model");
+    FAIL_IF(model == NULL, error, ARGUMENT, "colibri_fetch: expected a model");
     return weights_fetch(model, residency, progress, user, error);
 }
 
@@ -76,9 +74,8 @@ int32_t colibri_default_params(const colibri_model *model, colibri_params *param
 int32_t colibri_plan(const colibri_model *model, const colibri_params *params, colibri_memory_plan *plan,
                      colibri_error *error)
 {
-    if (model == NULL || params == NULL || plan == NULL) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "colibri_plan: expected a model, parameters and a place for the plan");
-    }
+    FAIL_IF(model == NULL || params == NULL || plan == NULL, error, ARGUMENT,
+            "colibri_plan: expected a model, parameters and a place for the plan");
     return session_plan(model, params, plan, error);
 }
 
@@ -86,9 +83,7 @@ int32_t colibri_init(colibri_model *model, const colibri_params *params, colibri
 {
     colibri_params defaults;
     if (context != NULL) *context = NULL;
-    if (model == NULL || context == NULL) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "colibri_init: expected a model and a place for the context");
-    }
+    FAIL_IF(model == NULL || context == NULL, error, ARGUMENT, "colibri_init: expected a model and a place for the context");
     if (params == NULL) {
         colibri_default_params(model, &defaults);
         params = &defaults;
@@ -156,10 +151,9 @@ int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t posit
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
     TRY(session_check_idle(context));
     TRY(check_sequence(context, "sequence", sequence, &context->error));
-    if (position < 0 || position > context->cache.lengths[sequence]) {
-        return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT, "position: expected 0 to %d (what sequence %d holds), found %d",
-                           context->cache.lengths[sequence], sequence, position);
-    }
+    FAIL_IF(position < 0 || position > context->cache.lengths[sequence], &context->error, ARGUMENT,
+            "position: expected 0 to %d (what sequence %d holds), found %d", context->cache.lengths[sequence], sequence,
+            position);
     cache_rewind(&context->cache, sequence, position);
     return COLIBRI_OK;
 }
@@ -181,10 +175,9 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
     TRY(session_check_idle(context));
     colibri_error *const error = &context->error;
     const struct config *const config = &context->model->config;
-    if (logits == NULL || sampling == NULL || id == NULL || n_history < 0 || (n_history > 0 && history == NULL)) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT,
-                           "colibri_sample: expected logits, sampling, a place for the id, and history if n_history is not 0");
-    }
+    FAIL_IF(logits == NULL || sampling == NULL || id == NULL || n_history < 0 || (n_history > 0 && history == NULL),
+            error, ARGUMENT,
+            "colibri_sample: expected logits, sampling, a place for the id, and history if n_history is not 0");
     TRY(sample_check(sampling, error));
     for (int32_t i = 0; i < n_history; i++) {
         if (history[i] >= 0 && history[i] < config->n_vocab) continue;

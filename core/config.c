@@ -118,25 +118,19 @@ damaged:
 static int32_t store_record(const struct record *record, const struct field *field, int32_t n_layers,
                             struct config *config, colibri_error *error)
 {
-    if (record->type != (uint8_t)field->type) {
-        return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s': expected type %d, found %d", field->name,
-                           field->type, record->type);
-    }
+    FAIL_IF(record->type != (uint8_t)field->type, error, FORMAT, "config field '%s': expected type %d, found %d",
+            field->name, field->type, record->type);
     const uint32_t expected = field->per_layer ? (uint32_t)n_layers : 1;
-    if (record->count != expected) {
-        return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s': expected %u values, found %u", field->name,
-                           expected, record->count);
-    }
+    FAIL_IF(record->count != expected, error, FORMAT, "config field '%s': expected %u values, found %u", field->name,
+            expected, record->count);
     for (uint32_t i = 0; i < record->count; i++) {
         int32_t integer;
         float real;
         memcpy(&integer, record->values + i * 4, 4);
         memcpy(&real, record->values + i * 4, 4);
         const double value = field->type == FIELD_FLOAT ? (double)real : integer;
-        if (!(value >= field->min && value <= field->max)) {
-            return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s': expected %g to %g, found %g",
-                               field->name, field->min, field->max, value);
-        }
+        FAIL_IF(!(value >= field->min && value <= field->max), error, FORMAT,
+                "config field '%s': expected %g to %g, found %g", field->name, field->min, field->max, value);
         set(config, field, (int32_t)i, value);
     }
     return COLIBRI_OK;
@@ -150,17 +144,12 @@ static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct fie
         struct record record = {0};
         TRY(read_record(data, bytes, &at, &record, error));
         const struct field *const field = find_field(record.name, record.name_bytes);
-        if (field == NULL) {
-            return status_fail(error, COLIBRI_ERROR_UNSUPPORTED,
-                               "config field '%.*s' is not known to this version (" COLIBRI_VERSION
-                               "); install a newer colibri or convert the model again",
-                               record.name_bytes > 100 ? 100 : record.name_bytes, record.name);
-        }
+        FAIL_IF(field == NULL, error, UNSUPPORTED,
+                "config field '%.*s' is not known to this version (" COLIBRI_VERSION "); install a newer colibri or convert "
+                "the model again", record.name_bytes > 100 ? 100 : record.name_bytes, record.name);
         if (only != NULL && field != only) continue;
         const uint64_t bit = (uint64_t)1 << (field - FIELDS);
-        if (*seen & bit) {
-            return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s' appears twice", field->name);
-        }
+        FAIL_IF(*seen & bit, error, FORMAT, "config field '%s' appears twice", field->name);
         *seen |= bit;
         TRY(store_record(&record, field, config->n_layers, config, error));
     }
@@ -227,10 +216,7 @@ int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config,
     TRY(read_fields(data, bytes, NULL, config, &seen, error));
     for (int i = 0; i < N_FIELDS; i++) {
         if (seen & (uint64_t)1 << i) continue;
-        if (FIELDS[i].required) {
-            return status_fail(error, COLIBRI_ERROR_FORMAT, "config field '%s' is missing; convert the model again",
-                               FIELDS[i].name);
-        }
+        FAIL_IF(FIELDS[i].required, error, FORMAT, "config field '%s' is missing; convert the model again", FIELDS[i].name);
         const int32_t count = FIELDS[i].per_layer ? config->n_layers : 1;
         for (int32_t k = 0; k < count; k++) set(config, &FIELDS[i], k, FIELDS[i].fallback);
     }

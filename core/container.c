@@ -46,24 +46,15 @@ enum { /* byte offsets of docs/FORMAT.md §1 */
 static int32_t check_identity(const char *path, const struct os_file *file, colibri_error *error)
 {
     const uint8_t *const head = file->data;
-    if (file->bytes < HEADER_BYTES || memcmp(head, "COLIBRI\0", 8) != 0) {
-        return status_fail(error, COLIBRI_ERROR_FORMAT,
-                           "'%s' is not a .colibri file (magic not found); make one with: colibri convert SOURCE OUT.colibri",
-                           path);
-    }
-    if (load_u32(head + AT_ENDIAN) != 0x01020304) {
-        return status_fail(error, COLIBRI_ERROR_UNSUPPORTED, "'%s' was written for the other byte order", path);
-    }
-    if (load_u32(head + AT_VERSION) != CONTAINER_VERSION) {
-        return status_fail(error, COLIBRI_ERROR_UNSUPPORTED,
-                           "'%s' has layout version %u, this library reads %d; convert the model again", path,
-                           load_u32(head + AT_VERSION), CONTAINER_VERSION);
-    }
-    if (load_u64(head + AT_FILE_BYTES) != file->bytes) {
-        return status_fail(error, COLIBRI_ERROR_FORMAT,
-                           "'%s' looks incomplete: its header says %llu bytes, the file has %llu; copy or convert it again",
-                           path, (unsigned long long)load_u64(head + AT_FILE_BYTES), (unsigned long long)file->bytes);
-    }
+    FAIL_IF(file->bytes < HEADER_BYTES || memcmp(head, "COLIBRI\0", 8) != 0, error, FORMAT,
+            "'%s' is not a .colibri file (magic not found); make one with: colibri convert SOURCE OUT.colibri", path);
+    FAIL_IF(load_u32(head + AT_ENDIAN) != 0x01020304, error, UNSUPPORTED, "'%s' was written for the other byte order", path);
+    FAIL_IF(load_u32(head + AT_VERSION) != CONTAINER_VERSION, error, UNSUPPORTED,
+            "'%s' has layout version %u, this library reads %d; convert the model again", path, load_u32(head + AT_VERSION),
+            CONTAINER_VERSION);
+    FAIL_IF(load_u64(head + AT_FILE_BYTES) != file->bytes, error, FORMAT,
+            "'%s' looks incomplete: its header says %llu bytes, the file has %llu; copy or convert it again", path,
+            (unsigned long long)load_u64(head + AT_FILE_BYTES), (unsigned long long)file->bytes);
     return COLIBRI_OK;
 }
 
@@ -73,21 +64,17 @@ static int32_t check_metadata(const char *path, struct container *container, col
     const uint64_t bytes = container->file.bytes, config_bytes = load_u64(head + AT_CONFIG_BYTES);
     const uint64_t directory = load_u64(head + AT_DIRECTORY);
     const uint32_t n_entries = load_u32(head + AT_ENTRIES);
-    if (config_bytes > bytes - HEADER_BYTES || directory != HEADER_BYTES + ((config_bytes + 63) & ~(uint64_t)63) ||
-        directory > bytes || n_entries > (bytes - directory) / CONTAINER_ENTRY_BYTES) {
-        return status_fail(error, COLIBRI_ERROR_FORMAT,
-                           "'%s': config or directory lie outside the file; it is damaged, convert the model again", path);
-    }
+    FAIL_IF(config_bytes > bytes - HEADER_BYTES || directory != HEADER_BYTES + ((config_bytes + 63) & ~(uint64_t)63) ||
+            directory > bytes || n_entries > (bytes - directory) / CONTAINER_ENTRY_BYTES, error, FORMAT,
+            "'%s': config or directory lie outside the file; it is damaged, convert the model again", path);
     const uint64_t end = directory + (uint64_t)n_entries * CONTAINER_ENTRY_BYTES;
     const uint8_t zero[4] = {0};
     uint32_t crc = crc32_update(0, head, AT_CRC);
     crc = crc32_update(crc, zero, sizeof zero);
     crc = crc32_update(crc, head + AT_CRC + 4, end - AT_CRC - 4);
-    if (crc != load_u32(head + AT_CRC)) {
-        return status_fail(error, COLIBRI_ERROR_FORMAT,
-                           "'%s': checksum of header and directory is %08x, expected %08x; the file is damaged, convert it again",
-                           path, crc, load_u32(head + AT_CRC));
-    }
+    FAIL_IF(crc != load_u32(head + AT_CRC), error, FORMAT,
+            "'%s': checksum of header and directory is %08x, expected %08x; the file is damaged, convert it again", path,
+            crc, load_u32(head + AT_CRC));
     container->config = head + HEADER_BYTES;
     container->config_bytes = config_bytes;
     container->directory = head + directory;
@@ -114,10 +101,8 @@ int32_t container_entry(const struct container *container, uint32_t index, uint6
 {
     const uint8_t *const at = container->directory + (uint64_t)index * CONTAINER_ENTRY_BYTES;
     memcpy(entry->name, at, CONTAINER_NAME_BYTES);
-    if (entry->name[CONTAINER_NAME_BYTES - 1] != '\0') {
-        return status_fail(error, COLIBRI_ERROR_FORMAT, "the name of directory entry %u does not end; the file is damaged",
-                           index);
-    }
+    FAIL_IF(entry->name[CONTAINER_NAME_BYTES - 1] != '\0', error, FORMAT,
+            "the name of directory entry %u does not end; the file is damaged", index);
     entry->offset = load_u64(at + 64);
     entry->bytes = load_u64(at + 72);
     entry->rows = load_u32(at + 80);
@@ -125,14 +110,11 @@ int32_t container_entry(const struct container *container, uint32_t index, uint6
     entry->kind = at[88];
     memcpy(entry->types, at + 89, 3);
     const uint64_t alignment = entry->kind == KIND_EXPERT ? OS_PAGE : 64, bytes = container->file.bytes;
-    if (entry->offset < previous_end || entry->offset % alignment != 0 || entry->offset > bytes ||
-        entry->bytes > bytes - entry->offset) {
-        return status_fail(error, COLIBRI_ERROR_FORMAT,
-                           "'%s': bytes %llu + %llu overlap another entry, are not aligned to %llu or leave the file "
-                           "(%llu bytes); the file is damaged, convert it again",
-                           entry->name, (unsigned long long)entry->offset, (unsigned long long)entry->bytes,
-                           (unsigned long long)alignment, (unsigned long long)bytes);
-    }
+    FAIL_IF(entry->offset < previous_end || entry->offset % alignment != 0 || entry->offset > bytes ||
+            entry->bytes > bytes - entry->offset, error, FORMAT,
+            "'%s': bytes %llu + %llu overlap another entry, are not aligned to %llu or leave the file (%llu bytes); the "
+            "file is damaged, convert it again", entry->name, (unsigned long long)entry->offset,
+            (unsigned long long)entry->bytes, (unsigned long long)alignment, (unsigned long long)bytes);
     entry->data = container->file.data + entry->offset;
     return COLIBRI_OK;
 }

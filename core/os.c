@@ -43,9 +43,7 @@ static const void *map_aligned(int descriptor, uint64_t bytes)
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error)
 {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
-    if (descriptor < 0) {
-        return status_fail(error, COLIBRI_ERROR_IO, "cannot open model file '%s': %s", path, strerror(errno));
-    }
+    FAIL_IF(descriptor < 0, error, IO, "cannot open model file '%s': %s", path, strerror(errno));
     struct stat status;
     if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
         close(descriptor);
@@ -64,9 +62,7 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     const int reason = errno;
     posix_fadvise(descriptor, 0, 0, POSIX_FADV_WILLNEED);
     close(descriptor);
-    if (data == NULL) {
-        return status_fail(error, COLIBRI_ERROR_IO, "cannot map '%s': %s", path, strerror(reason));
-    }
+    FAIL_IF(data == NULL, error, IO, "cannot map '%s': %s", path, strerror(reason));
     file->data = data;
     file->bytes = bytes;
     return COLIBRI_OK;

@@ -89,10 +89,8 @@ static int32_t check_logits(const struct kernels *kernels, const float *logits, 
     if (kernels->all_finite(logits, n)) return COLIBRI_OK;
     bool some = false;
     for (int32_t i = 0; i < n; i++) {
-        if (!(logits[i] <= FLT_MAX)) {
-            return status_fail(error, COLIBRI_ERROR_NUMERIC, "logits[%d]: expected a number or -infinity, found %g", i,
-                               (double)logits[i]);
-        }
+        FAIL_IF(!(logits[i] <= FLT_MAX), error, NUMERIC, "logits[%d]: expected a number or -infinity, found %g", i,
+                (double)logits[i]);
         some = some || logits[i] >= -FLT_MAX;
     }
     return some ? COLIBRI_OK : status_fail(error, COLIBRI_ERROR_NUMERIC, "logits: every id is masked by -infinity");

@@ -19,11 +19,9 @@ static int32_t check_params(const colibri_params *p, colibri_error *error)
     TRY(check_count("max_batch", p->max_batch, MAX_BATCH, error));
     TRY(check_count("threads", p->threads, THREADS_MAX, error));
     TRY(check_count("chunk", p->chunk, MAX_CHUNK, error));
-    if (p->pin != 0 && p->pin != 1) return status_fail(error, COLIBRI_ERROR_ARGUMENT, "pin: expected 0 or 1, found %d", p->pin);
-    if (p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "memory: expected an address aligned to %d bytes, found %p", OS_PAGE,
-                           p->memory);
-    }
+    FAIL_IF(p->pin != 0 && p->pin != 1, error, ARGUMENT, "pin: expected 0 or 1, found %d", p->pin);
+    FAIL_IF(p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0, error, ARGUMENT,
+            "memory: expected an address aligned to %d bytes, found %p", OS_PAGE, p->memory);
     return COLIBRI_OK;
 }
 
@@ -71,11 +69,9 @@ int32_t session_plan(const colibri_model *model, const colibri_params *p, colibr
     void *stacks;
     TRY(check_params(p, error));
     layout(model, p, &scratch, &arena, &stacks, plan);
-    if (arena.overflow || arena.used > (uint64_t)1 << 62) {
-        return status_fail(error, COLIBRI_ERROR_MEMORY,
-                           "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context,
-                           p->max_batch, p->chunk);
-    }
+    FAIL_IF(arena.overflow || arena.used > (uint64_t)1 << 62, error, MEMORY,
+            "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context, p->max_batch,
+            p->chunk);
     return COLIBRI_OK;
 }
 
@@ -91,12 +87,10 @@ static int32_t find_memory(const colibri_params *p, uint64_t bytes, void **memor
     const uint64_t available = os_available_bytes();
     *memory = bytes <= available ? os_reserve(bytes) : NULL;
     if (*memory != NULL) return COLIBRI_OK;
-    if (bytes <= available) {
-        return status_fail(error, COLIBRI_ERROR_MEMORY,
-                           "the system refused %" PRIu64 " bytes for the context (context %d x max_batch %d, chunk %d); a limit of "
-                           "this process (ulimit -v) is lower; raise it or ask for a smaller context",
-                           bytes, p->context, p->max_batch, p->chunk);
-    }
+    FAIL_IF(bytes <= available, error, MEMORY,
+            "the system refused %" PRIu64 " bytes for the context (context %d x max_batch %d, chunk %d); a limit of this "
+            "process (ulimit -v) is lower; raise it or ask for a smaller context", bytes, p->context, p->max_batch,
+            p->chunk);
     return status_fail(error, COLIBRI_ERROR_MEMORY,
                        "the context needs %" PRIu64 " bytes (context %d x max_batch %d, chunk %d), available are %" PRIu64
                        "; ask for a smaller context",
@@ -151,29 +145,19 @@ static int32_t check_input(colibri_context *context, const colibri_input *in, in
 {
     colibri_error *const error = &context->error;
     const int32_t n_vocab = context->model->config.n_vocab;
-    if (in->sequence < 0 || in->sequence >= context->params.max_batch) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "inputs[%d].sequence: expected 0 to %d, found %d", index,
-                           context->params.max_batch - 1, in->sequence);
-    }
-    if (context->in_batch[in->sequence]) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "inputs[%d].sequence: %d is in this batch already", index,
-                           in->sequence);
-    }
+    FAIL_IF(in->sequence < 0 || in->sequence >= context->params.max_batch, error, ARGUMENT,
+            "inputs[%d].sequence: expected 0 to %d, found %d", index, context->params.max_batch - 1, in->sequence);
+    FAIL_IF(context->in_batch[in->sequence], error, ARGUMENT, "inputs[%d].sequence: %d is in this batch already", index,
+            in->sequence);
     context->in_batch[in->sequence] = true;
-    if (in->n_ids < 1 || in->ids == NULL) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "inputs[%d]: expected at least one id, found %d", index, in->n_ids);
-    }
-    if (in->n_logits < 0 || in->n_logits > in->n_ids || (in->n_logits > 0 && in->logits == NULL)) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "inputs[%d].n_logits: expected 0 to %d and a place for them, found %d",
-                           index, in->n_ids, in->n_logits);
-    }
+    FAIL_IF(in->n_ids < 1 || in->ids == NULL, error, ARGUMENT, "inputs[%d]: expected at least one id, found %d", index,
+            in->n_ids);
+    FAIL_IF(in->n_logits < 0 || in->n_logits > in->n_ids || (in->n_logits > 0 && in->logits == NULL), error, ARGUMENT,
+            "inputs[%d].n_logits: expected 0 to %d and a place for them, found %d", index, in->n_ids, in->n_logits);
     const int32_t held = context->cache.lengths[in->sequence];
-    if (in->n_ids > context->params.context - held) {
-        return status_fail(error, COLIBRI_ERROR_CONTEXT,
-                           "sequence %d holds %d positions and %d more were given, but the context is %d; open the model with "
-                           "a larger context or shorten the input",
-                           in->sequence, held, in->n_ids, context->params.context);
-    }
+    FAIL_IF(in->n_ids > context->params.context - held, error, CONTEXT,
+            "sequence %d holds %d positions and %d more were given, but the context is %d; open the model with a larger "
+            "context or shorten the input", in->sequence, held, in->n_ids, context->params.context);
     for (int32_t i = 0; i < in->n_ids; i++) {
         if (in->ids[i] >= 0 && in->ids[i] < n_vocab) continue;
         return status_fail(error, COLIBRI_ERROR_ARGUMENT, "inputs[%d].ids[%d]: expected 0 to %d, found %d", index, i,
@@ -236,15 +220,11 @@ int32_t session_check_idle(colibri_context *context)
 int32_t session_measure(colibri_context *context, const colibri_profile *profile)
 {
     const colibri_model_info *const info = &context->model->info;
-    if (profile != NULL && (profile->n_layers != info->n_layers || profile->n_experts != info->n_experts)) {
-        return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT,
-                           "profile: expected n_layers %d and n_experts %d as in colibri_info, found %d and %d",
-                           info->n_layers, info->n_experts, profile->n_layers, profile->n_experts);
-    }
-    if (profile != NULL && (profile->phase_ns == NULL || profile->wait_ns == NULL ||
-                            (profile->expert_ticks == NULL && info->n_experts > 0))) {
-        return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT, "profile: expected arrays for all times, found NULL");
-    }
+    FAIL_IF(profile != NULL && (profile->n_layers != info->n_layers || profile->n_experts != info->n_experts),
+            &context->error, ARGUMENT, "profile: expected n_layers %d and n_experts %d as in colibri_info, found %d and %d",
+            info->n_layers, info->n_experts, profile->n_layers, profile->n_experts);
+    FAIL_IF(profile != NULL && (profile->phase_ns == NULL || profile->wait_ns == NULL || (profile->expert_ticks == NULL &&
+            info->n_experts > 0)), &context->error, ARGUMENT, "profile: expected arrays for all times, found NULL");
     context->profile = profile;
     return COLIBRI_OK;
 }

@@ -9,6 +9,12 @@
 __attribute__((format(printf, 3, 4))) int32_t status_fail(colibri_error *error, int32_t status, const char *format,
                                                           ...);
 
+/* Leaves the calling function with a status and its text where a condition holds. code: FORMAT for COLIBRI_ERROR_FORMAT */
+#define FAIL_IF(condition, error, code, ...)                                            \
+    do {                                                                                \
+        if (condition) return status_fail(error, COLIBRI_ERROR_##code, __VA_ARGS__);    \
+    } while (0)
+
 /* Leaves the calling function with the status of a failed expression. */
 #define TRY(expression)                       \
     do {                                      \

@@ -83,9 +83,8 @@ int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks
     atomic_init(&threads->parked, 0);
     atomic_init(&threads->numbered, 0);
     atomic_init(&threads->stop, false);
-    if (pthread_mutex_init(&threads->mutex, NULL) != 0 || pthread_cond_init(&threads->wake, NULL) != 0) {
-        return status_fail(error, COLIBRI_ERROR_IO, "the system refused a lock for the thread pool");
-    }
+    FAIL_IF(pthread_mutex_init(&threads->mutex, NULL) != 0 || pthread_cond_init(&threads->wake, NULL) != 0, error, IO,
+            "the system refused a lock for the thread pool");
     for (int32_t i = 0; i < n - 1; i++) {
         uint8_t *const stack = (uint8_t *)stacks + (size_t)i * THREADS_STACK;
         const int32_t cpu = pin ? os_core_cpu(i + 1) : -1;

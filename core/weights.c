@@ -26,20 +26,14 @@ static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t r
 {
     char expected[CONTAINER_NAME_BYTES];
     expected_name(b, name, expected, sizeof expected);
-    if (b->next >= b->container->n_entries) {
-        return status_fail(b->error, COLIBRI_ERROR_FORMAT, "tensor '%s' is missing: the directory ends before it", expected);
-    }
+    FAIL_IF(b->next >= b->container->n_entries, b->error, FORMAT, "tensor '%s' is missing: the directory ends before it",
+            expected);
     TRY(container_entry(b->container, b->next, b->end, entry, b->error));
-    if (strcmp(entry->name, expected) != 0) {
-        return status_fail(b->error, COLIBRI_ERROR_FORMAT,
-                           "expected tensor '%s' as entry %u, found '%s'; convert the model again", expected, b->next,
-                           entry->name);
-    }
-    if (entry->kind != kind || entry->rows != rows || entry->cols != cols) {
-        return status_fail(b->error, COLIBRI_ERROR_FORMAT,
-                           "tensor '%s': expected kind %d of shape [%" PRIu64 ", %" PRIu64 "], found kind %d of [%u, %u]",
-                           expected, kind, rows, cols, entry->kind, entry->rows, entry->cols);
-    }
+    FAIL_IF(strcmp(entry->name, expected) != 0, b->error, FORMAT,
+            "expected tensor '%s' as entry %u, found '%s'; convert the model again", expected, b->next, entry->name);
+    FAIL_IF(entry->kind != kind || entry->rows != rows || entry->cols != cols, b->error, FORMAT,
+            "tensor '%s': expected kind %d of shape [%" PRIu64 ", %" PRIu64 "], found kind %d of [%u, %u]", expected, kind,
+            rows, cols, entry->kind, entry->rows, entry->cols);
     b->next++;
     b->end = entry->offset + entry->bytes;
     return COLIBRI_OK;
@@ -176,10 +170,8 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
     TRY(bind_vector(b, "ffn_norm", c->n_embd, &layer->ffn_norm));
     if (n_experts == 0) return bind_ffn(b, "ffn", c->n_ff, c->n_embd, &layer->dense);
     TRY(bind_matrix(b, "router", n_experts, c->n_embd, &layer->router));
-    if (layer->router.type != TYPE_F32) {
-        return status_fail(b->error, COLIBRI_ERROR_FORMAT, "layers.%d.router has weight type %d, expected f32 (1)", b->layer,
-                           layer->router.type);
-    }
+    FAIL_IF(layer->router.type != TYPE_F32, b->error, FORMAT, "layers.%d.router has weight type %d, expected f32 (1)",
+            b->layer, layer->router.type);
     if (c->router_logit_bias) TRY(bind_vector(b, "router_logit_bias", n_experts, &layer->router_logit_bias));
     if (c->router_bias) TRY(bind_vector(b, "router_bias", n_experts, &layer->router_bias));
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
@@ -236,9 +228,7 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     for (; b.next < container->n_entries; b.next++) {
         struct container_entry entry;
         TRY(container_entry(container, b.next, b.end, &entry, error));
-        if (entry.kind != KIND_BLOB) {
-            return status_fail(error, COLIBRI_ERROR_FORMAT, "tensor '%s' is not asked for by the config", entry.name);
-        }
+        FAIL_IF(entry.kind != KIND_BLOB, error, FORMAT, "tensor '%s' is not asked for by the config", entry.name);
         b.end = entry.offset + entry.bytes;
     }
     return COLIBRI_OK;
@@ -332,10 +322,8 @@ enum { FETCH_STEP = 16 * OS_HUGE_PAGE }; /* between two reports of progress; the
 static int32_t check_fetch(const colibri_model *model, int32_t residency, colibri_error *error)
 {
     const uint64_t needed = model->container.file.bytes, available = os_available_bytes();
-    if (residency != COLIBRI_MAPPED && residency != COLIBRI_RESIDENT) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "residency: expected %d (mapped) or %d (resident), found %d",
-                           COLIBRI_MAPPED, COLIBRI_RESIDENT, residency);
-    }
+    FAIL_IF(residency != COLIBRI_MAPPED && residency != COLIBRI_RESIDENT, error, ARGUMENT,
+            "residency: expected %d (mapped) or %d (resident), found %d", COLIBRI_MAPPED, COLIBRI_RESIDENT, residency);
     if (needed <= available) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_MEMORY,
                        "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped: that needs no fetching",
@@ -352,17 +340,14 @@ static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress
         if (residency == COLIBRI_MAPPED) {
             os_prefetch(file, done, step);
         } else if (done >= atomic_load(&model->private_bytes)) {
-            if (!os_make_private(file, done, step)) {
-                return status_fail(error, COLIBRI_ERROR_MEMORY, "the system refused memory for a copy of the weights after %" PRIu64
-                                   " of %" PRIu64 " bytes; the others stay mapped", done, file->bytes);
-            }
+            FAIL_IF(!os_make_private(file, done, step), error, MEMORY,
+                    "the system refused memory for a copy of the weights after %" PRIu64 " of %" PRIu64 " bytes; the others "
+                    "stay mapped", done, file->bytes);
             atomic_store(&model->private_bytes, done + step);
         }
         done += step;
-        if (progress != NULL && progress(user, done, file->bytes) != 0) {
-            return status_fail(error, COLIBRI_ERROR_CANCELLED, "fetching ended after %" PRIu64 " of %" PRIu64 " bytes", done,
-                               file->bytes);
-        }
+        FAIL_IF(progress != NULL && progress(user, done, file->bytes) != 0, error, CANCELLED,
+                "fetching ended after %" PRIu64 " of %" PRIu64 " bytes", done, file->bytes);
     }
     return COLIBRI_OK;
 }
@@ -370,9 +355,8 @@ static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress
 int32_t weights_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
                       void *user, colibri_error *error)
 {
-    if (atomic_exchange(&model->fetching, true)) {
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "colibri_fetch runs already on this model; wait for it");
-    }
+    FAIL_IF(atomic_exchange(&model->fetching, true), error, ARGUMENT,
+            "colibri_fetch runs already on this model; wait for it");
     atomic_fetch_add(&model->references, 1);
     const int32_t status = fetch(model, residency, progress, user, error);
     atomic_store(&model->fetching, false);

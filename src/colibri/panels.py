@@ -105,8 +105,8 @@ def _fill_searched(panels: Bytes, padded: Floats, type: str, cols: int, columns:
 
 
 def _costs(x: Floats, cols: int, columns: Floats) -> Floats:
-    """What squared errors in x [256, supers, rows] cost: by the column's importance, the group's size and, less,
-    the element's own. Their scale is arbitrary: sizes in a super-group add up to 1."""
+    """What squared errors in x [256, supers, rows] cost: by the importance of columns, sizes of groups and,
+    less, their own. The scale is arbitrary: sizes in a super-group add up to 1."""
     supers = x.shape[1]
     real = np.arange(supers * _COLS).reshape(supers, SUPER, GROUP) < cols
     costs = np.abs(x)
