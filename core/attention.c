@@ -112,8 +112,7 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
         if (block >= 0 && (block * KV_BLOCK > c->positions[row] || block < first_key(work, row) / KV_BLOCK)) continue;
         for (int32_t g = from; g < to; g++) {
             if (tile.n == ATTEND_TILE || (tile.n > 0 && tile.table != table)) {
-                if (block < 0) c->kernels->attend(&tile);
-                else c->kernels->attend_block(&tile, block);
+                c->kernels->attend(&tile, block);
                 tile.n = 0;
             }
             const size_t head = (size_t)row * (size_t)config->n_heads + (size_t)(kv_head * group + g);
@@ -126,8 +125,7 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
             tile.n_keys[tile.n++] = c->positions[row] + 1;
         }
     }
-    if (tile.n > 0 && block < 0) c->kernels->attend(&tile);
-    if (tile.n > 0 && block >= 0) c->kernels->attend_block(&tile, block);
+    if (tile.n > 0) c->kernels->attend(&tile, block);
 }
 
 static void attend_item(void *argument, int32_t item, int32_t worker)

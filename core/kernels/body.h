@@ -378,11 +378,11 @@ INLINE void attend_tile_values(const struct attend *a, const float *values, stru
     }
 }
 
-/* Takes a block's maximum and sum into a query's; the factors are those of what was there and of the block. */
-INLINE void attend_join(float *max, float *sum, float block_max, float block_sum, bool first, float *old_scale, float *new_scale)
+/* Takes a block's maximum and sum into a query's (0: the first block); the factors are those of what was there and of the block. */
+INLINE void attend_join(float *max, float *sum, float block_max, float block_sum, float *old_scale, float *new_scale)
 {
     const float merged = *max > block_max ? *max : block_max;
-    *old_scale = first ? 0 : kernel_exp(*max - merged);
+    *old_scale = *sum == 0 ? 0 : kernel_exp(*max - merged);
     *new_scale = kernel_exp(block_max - merged);
     *sum = *sum * *old_scale + block_sum * *new_scale;
     *max = merged;
@@ -392,7 +392,7 @@ INLINE void attend_join(float *max, float *sum, float block_max, float block_sum
 INLINE void attend_end(float *to, const float *out, float max, float sum, const float *sink, int32_t value_dim)
 {
     float old_scale = 1, new_scale;
-    if (sink != NULL) attend_join(&max, &sum, *sink, 1, false, &old_scale, &new_scale);
+    if (sink != NULL) attend_join(&max, &sum, *sink, 1, &old_scale, &new_scale);
     const vf scale = vf_set1(old_scale), divisor = vf_set1(sum);
     for (int32_t d = 0; d < value_dim; d += 16) store_at(to, d, value_dim, vf_div(vf_mul(vf_load(out + d), scale), divisor));
 }
@@ -421,46 +421,34 @@ INLINE const float *attend_enter(const struct attend *a, struct attend_state *s,
     return (const float *)(const void *)(block + a->v_offset);
 }
 
-static void kernel_attend(const struct attend *a)
+static void kernel_attend(const struct attend *a, int32_t block)
 {
     struct attend_state s;
-    int32_t first = INT32_MAX, last = 0;
+    const size_t floats = attend_stride(a);
+    int32_t first = block < 0 ? INT32_MAX : block * KV_BLOCK, last = block < 0 ? 0 : first + 1;
     for (int j = 0; j < a->n; j++) {
         s.max[j] = -3.4e38f;
         s.sum[j] = 0;
-        first = a->first_key[j] < first ? a->first_key[j] : first;
-        last = a->n_keys[j] > last ? a->n_keys[j] : last;
+        if (block < 0 && a->first_key[j] < first) first = a->first_key[j];
+        if (block < 0 && a->n_keys[j] > last) last = a->n_keys[j];
     }
-    memset(s.out, 0, (size_t)a->n * attend_stride(a) * sizeof(float));
+    for (size_t i = 0; i < (size_t)a->n * floats; i++) s.out[i] = -0.0f; /* the one number that adds nothing, not even a sign */
     for (int32_t from = first & ~(KV_BLOCK - 1); from < last; from += KV_BLOCK) {
         int32_t n[ATTEND_TILE] = {0};
         float max[ATTEND_TILE], sum[ATTEND_TILE], old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
         const float *const values = attend_enter(a, &s, from, n, max, sum);
         for (int j = 0; j < a->n; j++) {
-            if (n[j] > 0) attend_join(&s.max[j], &s.sum[j], max[j], sum[j], from <= a->first_key[j], &old_scale[j], &new_scale[j]);
+            if (n[j] > 0) attend_join(&s.max[j], &s.sum[j], max[j], sum[j], &old_scale[j], &new_scale[j]);
         }
         attend_tile_values(a, values, &s, n, old_scale, new_scale);
     }
     for (int j = 0; j < a->n; j++) {
-        attend_end(a->out[j], s.out + (size_t)j * attend_stride(a), s.max[j], s.sum[j], a->sink[j], a->value_dim);
-    }
-}
-
-static void kernel_attend_block(const struct attend *a, int32_t block)
-{
-    struct attend_state s;
-    int32_t n[ATTEND_TILE] = {0};
-    float max[ATTEND_TILE], sum[ATTEND_TILE], one[ATTEND_TILE];
-    const size_t floats = attend_stride(a);
-    for (size_t i = 0; i < (size_t)a->n * floats; i++) s.out[i] = -0.0f; /* the one number that adds nothing, not even a sign */
-    for (int j = 0; j < a->n; j++) one[j] = 1;
-    const float *const values = attend_enter(a, &s, block * KV_BLOCK, n, max, sum);
-    attend_tile_values(a, values, &s, n, one, one);
-    for (int j = 0; j < a->n; j++) {
-        if (n[j] == 0) continue;
-        a->partial[j][0] = max[j];
-        a->partial[j][1] = sum[j];
-        memcpy(a->partial[j] + 2, s.out + (size_t)j * floats, floats * sizeof(float));
+        const float *const out = s.out + (size_t)j * floats;
+        if (block < 0) attend_end(a->out[j], out, s.max[j], s.sum[j], a->sink[j], a->value_dim);
+        if (block < 0 || s.sum[j] == 0) continue;
+        a->partial[j][0] = s.max[j];
+        a->partial[j][1] = s.sum[j];
+        memcpy(a->partial[j] + 2, out, floats * sizeof *out);
     }
 }
 
@@ -468,9 +456,9 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
 {
     float max = -3.4e38f, sum = 0, out[HEAD_DIM_MAX], old_scale, new_scale;
     const size_t floats = attend_partial_floats(value_dim);
-    memset(out, 0, (floats - 2) * sizeof *out);
+    for (size_t d = 0; d < floats - 2; d++) out[d] = -0.0f;
     for (int32_t b = 0; b < n_blocks; b++, partials += floats) {
-        attend_join(&max, &sum, partials[0], partials[1], b == 0, &old_scale, &new_scale);
+        attend_join(&max, &sum, partials[0], partials[1], &old_scale, &new_scale);
         for (size_t d = 0; d < floats - 2; d += 16) {
             const vf old = vf_mul(vf_load(out + d), vf_set1(old_scale));
             vf_store(out + d, vf_fma(vf_load(partials + 2 + d), vf_set1(new_scale), old));
@@ -495,7 +483,6 @@ const struct kernels KERNELS = {
     .dot = kernel_dot,
     .exp = kernel_exp,
     .attend = kernel_attend,
-    .attend_block = kernel_attend_block,
     .attend_merge = kernel_attend_merge,
     .read_row = kernel_read_row,
     .all_finite = kernel_all_finite,

@@ -95,7 +95,7 @@ struct attend {
     int32_t key_dim, value_dim, block_positions;
     float scale;
     const float *sink[ATTEND_TILE];           /* a logit beside the scores, of no key: it only adds to their sum; NULL: none */
-    float *partial[ATTEND_TILE];              /* used by attend_block only */
+    float *partial[ATTEND_TILE];              /* [attend_partial_floats]; where one block is attended to */
 };
 
 /* Floats of what one block says about one query: maximum, sum, and the output not yet divided, by lanes of 16. */
@@ -121,10 +121,10 @@ struct kernels {
     void (*clamp)(float *x, float limit, int32_t n);                /* to +- limit */
     float (*dot)(const float *a, const float *b, int32_t n);
     float (*exp)(float x);
-    void (*attend)(const struct attend *a);
-    /* The same in two steps, for many threads: one block of keys into `partial` (nothing for a query that sees none of it),
-     * then the partials of a query [n_blocks] and its sink in order into out [value_dim]. The bits are those of attend. */
-    void (*attend_block)(const struct attend *a, int32_t block);
+    /* block -1: all that each query sees, into `out`. For many threads the same bits come in two steps: one block of keys into
+     * `partial` (nothing for a query that sees none of it), then the partials of a query [n_blocks] and its sink in order
+     * into out [value_dim]. */
+    void (*attend)(const struct attend *a, int32_t block);
     void (*attend_merge)(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *out);
     /* Row r of w as f32 [cols]: the embedding look-up. */
     void (*read_row)(const struct matrix *w, int32_t r, float *out);

@@ -98,39 +98,39 @@ INLINE vf k_add(vf sum, ni dot, vf scale, vf minus, const uint8_t *x, size_t col
 
 /* ---- few rows: P panels at a time, from where they lie, so that several streams of memory are read at once ----- */
 
-INLINE void row_f32(const struct matmul *m, int32_t panel, int32_t t, const int P)
+/* sum += P panels of floats, `bytes` apart, times T rows x; sums of a panel are neighbours. P and T are constants where it is called. */
+INLINE void add_floats(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t cols, vf *sum, const int P, const int T, const bool bf16)
 {
-    const size_t bytes = panel_bytes(TYPE_F32, (uint64_t)m->w->cols);
-    const uint8_t *w = m->w->data + (size_t)panel * bytes;
-    const float *const x = (const float *)(const void *)x_row(m, t);
-    vf acc[4];
-    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
-    for (int32_t k = 0; k < m->w->cols; k++, w += 64) {
-        UNROLL for (int p = 0; p < P; p++) {
-            acc[p] = vf_fma(vf_load((const float *)(const void *)(w + (size_t)p * bytes)), vf_set1(x[k]), acc[p]);
-        }
-    }
-    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
-}
-
-INLINE void row_bf16(const struct matmul *m, int32_t panel, int32_t t, const int P)
-{
-    const size_t bytes = panel_bytes(TYPE_BF16, (uint64_t)m->w->cols);
-    const uint8_t *w = m->w->data + (size_t)panel * bytes;
-    const float *const x = (const float *)(const void *)x_row(m, t);
-    vf acc[4];
-    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
-    for (int32_t k = 0; k < m->w->cols; k += 2, w += 64) {
-        const bool pair = k + 1 < m->w->cols;
+    vf acc[MATMUL_TILE];
+    UNROLL for (int i = 0; i < P * T; i++) acc[i] = sum[i];
+    for (size_t k = 0; k < cols; k += bf16 ? 2 : 1, w += 64) {
         UNROLL for (int p = 0; p < P; p++) {
             vf even, odd;
-            vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
-            acc[p] = vf_fma(even, vf_set1(x[k]), acc[p]);
-            if (pair) acc[p] = vf_fma(odd, vf_set1(x[k + 1]), acc[p]);
+            if (bf16) vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
+            else even = vf_load((const float *)(const void *)(w + (size_t)p * bytes));
+            UNROLL for (int j = 0; j < T; j++) {
+                const float *const row = (const float *)(const void *)x[j];
+                acc[p * T + j] = vf_fma(even, vf_set1(row[k]), acc[p * T + j]);
+                if (bf16 && k + 1 < cols) acc[p * T + j] = vf_fma(odd, vf_set1(row[k + 1]), acc[p * T + j]);
+                KEEP(acc[p * T + j]);
+            }
         }
     }
-    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
+    UNROLL for (int i = 0; i < P * T; i++) sum[i] = acc[i];
 }
+
+INLINE void row_floats(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool bf16)
+{
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols);
+    const uint8_t *const x = x_row(m, t);
+    vf sum[4];
+    UNROLL for (int p = 0; p < P; p++) sum[p] = vf_set1(0);
+    add_floats(m->w->data + (size_t)panel * bytes, bytes, &x, cols, sum, P, 1, bf16);
+    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, sum[p]);
+}
+
+#define row_f32(...) row_floats(__VA_ARGS__, false)
+#define row_bf16(...) row_floats(__VA_ARGS__, true)
 
 /* mxfp4: quads come in pairs from halves of 64 bytes. */
 INLINE void row_bytes_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool mxfp4)
@@ -275,39 +275,9 @@ INLINE void open_k(const struct matmul *m, int32_t panel, size_t first, size_t n
     k_scales(w + q8_groups(cols) * bytes + first / Q4_SUPER * record_bytes(type), type, b->scale, b->minus);
 }
 
-/* T rows x by the groups first … first + n - 1 of a block; T is a constant where it is called. */
-INLINE void tile_f32(const struct block_f32 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
-{
-    vf acc[MATMUL_TILE];
-    (void)first, (void)n;
-    UNROLL for (int j = 0; j < T; j++) acc[j] = sum[j];
-    for (size_t k = 0; k < cols; k++) {
-        const vf weight = vf_load((const float *)(const void *)(b->w + k * 64));
-        UNROLL for (int j = 0; j < T; j++) {
-            acc[j] = vf_fma(weight, vf_set1(((const float *)(const void *)x[j])[k]), acc[j]);
-            KEEP(acc[j]);
-        }
-    }
-    UNROLL for (int j = 0; j < T; j++) sum[j] = acc[j];
-}
-
-INLINE void tile_bf16(const struct block_f32 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
-{
-    vf acc[MATMUL_TILE];
-    (void)first, (void)n;
-    UNROLL for (int j = 0; j < T; j++) acc[j] = sum[j];
-    for (size_t k = 0; k < cols; k += 2) {
-        vf even, odd;
-        vf_bf16_pair(b->w + k * 32, &even, &odd);
-        UNROLL for (int j = 0; j < T; j++) {
-            const float *const row = (const float *)(const void *)x[j];
-            acc[j] = vf_fma(even, vf_set1(row[k]), acc[j]);
-            if (k + 1 < cols) acc[j] = vf_fma(odd, vf_set1(row[k + 1]), acc[j]);
-            KEEP(acc[j]);
-        }
-    }
-    UNROLL for (int j = 0; j < T; j++) sum[j] = acc[j];
-}
+/* tile_*: T rows x by the groups first … first + n - 1 of a block; T is a constant where it is called. */
+#define tile_f32(b, x, cols, first, n, sum, T) add_floats((b)->w, 0, x, cols, sum, 1, T, false)
+#define tile_bf16(b, x, cols, first, n, sum, T) add_floats((b)->w, 0, x, cols, sum, 1, T, true)
 
 INLINE void tile_q8(const struct block_q8 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
 {
@@ -402,46 +372,33 @@ DEFINE_MATMUL(q4, q4, BLOCK_GROUPS)
 DEFINE_MATMUL(mxfp4, mxfp4, BLOCK_GROUPS)
 DEFINE_MATMUL(q6, q6, BLOCK_GROUPS)
 
-static void read_row_q8(const uint8_t *panel, size_t cols, size_t lane, float *out)
+/* Element e of a run for one row, before its scale; at: the row's first byte. */
+INLINE int read_quant(const uint8_t *at, size_t e, const int type)
 {
-    const uint8_t *const scales = panel + q8_groups(cols) * 512;
-    for (size_t k = 0, g = 0; k < cols; g++) {
-        float scale[16];
-        vf_store(scale, vf_f16(scales + g * 32));
-        for (size_t i = 0; i < Q8_GROUP && k < cols; i++, k++) {
-            out[k] = (float)(panel[g * 512 + i / 4 * 64 + lane * 4 + i % 4] - 128) * scale[lane];
-        }
-    }
+    static const int8_t values[] = {MXFP4_VALUES};
+    const uint8_t *const four = at + e % 4;
+    if (type == TYPE_Q8) return four[e / 4 * 64] - 128;
+    if (type == TYPE_Q6) return (e < 12 ? four[e / 4 * 64] & 63 : four[0] >> 6 | four[64] >> 6 << 2 | four[128] >> 6 << 4) - 32;
+    const int half = e < 16 ? four[e / 4 * 64] & 15 : four[(e - 16) / 4 * 64] >> 4;
+    return type == TYPE_Q4 ? half : values[half];
 }
 
-INLINE void read_row_k(const uint8_t *panel, size_t cols, size_t lane, float *out, const int type)
+INLINE void read_row_q(const uint8_t *panel, size_t cols, size_t lane, float *out, const int type)
 {
-    const size_t length = Q8_GROUP / runs_of(1, type), super = runs_of(Q4_SUPER, type);
-    const uint8_t *const records = panel + q8_groups(cols) * group_bytes(type);
+    const size_t groups = q8_groups(cols), runs = runs_of(Q4_SUPER, type), length = Q8_GROUP * Q4_SUPER / runs;
+    const size_t bytes = type == TYPE_Q8 ? 512 : run_bytes(type);
     vf scale[RUNS_MOST], minus[RUNS_MOST];
     for (size_t run = 0, k = 0; k < cols; run++) {
         float factor[16], least[16] = {0};
-        if (run % super == 0) k_scales(records + run / super * record_bytes(type), type, scale, minus);
-        vf_store(factor, scale[run % super]);
-        if (type == TYPE_Q4) vf_store(least, minus[run % super]);
-        const uint8_t *const at = panel + run * run_bytes(type) + lane * 4;
+        const size_t i = run % runs;
+        if (type == TYPE_Q8) scale[i] = vf_f16(panel + groups * 512 + run * 32);
+        else if (type == TYPE_MXFP4) scale[i] = mxfp4_scale(panel, cols, run);
+        else if (i == 0) k_scales(panel + groups * group_bytes(type) + run / runs * record_bytes(type), type, scale, minus);
+        vf_store(factor, scale[i]);
+        if (type == TYPE_Q4) vf_store(least, minus[i]);
         for (size_t e = 0; e < length && k < cols; e++, k++) {
-            const uint8_t *const four = at + e % 4, byte = four[e % (type == TYPE_Q6 ? 12 : 16) / 4 * 64];
-            int q = e < 16 ? byte & 15 : byte >> 4;
-            if (type == TYPE_Q6) q = (e < 12 ? byte & 63 : four[0] >> 6 | four[64] >> 6 << 2 | four[128] >> 6 << 4) - 32;
-            out[k] = (float)q * factor[lane] + least[lane];
+            out[k] = (float)read_quant(panel + run * bytes + lane * 4, e, type) * factor[lane] + least[lane];
         }
-    }
-}
-
-static void read_row_mxfp4(const uint8_t *panel, size_t cols, size_t lane, float *out)
-{
-    static const int8_t values[] = {MXFP4_VALUES};
-    for (size_t k = 0; k < cols; k++) {
-        float scale[16];
-        vf_store(scale, mxfp4_scale(panel, cols, k / Q8_GROUP));
-        const uint8_t pair = panel[k / Q8_GROUP * 256 + k % 16 / 4 * 64 + lane * 4 + k % 4];
-        out[k] = (float)values[k % Q8_GROUP < 16 ? pair & 15 : pair >> 4] * scale[lane];
     }
 }
 
@@ -449,10 +406,10 @@ static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
 {
     const size_t cols = (size_t)w->cols, lane = (size_t)(r % PANEL_ROWS);
     const uint8_t *const panel = w->data + (size_t)(r / PANEL_ROWS) * panel_bytes(w->type, cols);
-    if (w->type == TYPE_Q8) read_row_q8(panel, cols, lane, out);
-    if (w->type == TYPE_Q4) read_row_k(panel, cols, lane, out, TYPE_Q4);
-    if (w->type == TYPE_Q6) read_row_k(panel, cols, lane, out, TYPE_Q6);
-    if (w->type == TYPE_MXFP4) read_row_mxfp4(panel, cols, lane, out);
+    if (w->type == TYPE_Q8) read_row_q(panel, cols, lane, out, TYPE_Q8);
+    if (w->type == TYPE_Q6) read_row_q(panel, cols, lane, out, TYPE_Q6);
+    if (w->type == TYPE_Q4) read_row_q(panel, cols, lane, out, TYPE_Q4);
+    if (w->type == TYPE_MXFP4) read_row_q(panel, cols, lane, out, TYPE_MXFP4);
     for (size_t k = 0; k < cols && !type_reads_q8(w->type); k++) {
         uint8_t bits[4] = {0};
         if (w->type == TYPE_F32) memcpy(bits, panel + k * 64 + lane * 4, 4);

@@ -349,9 +349,13 @@ static void check_quantize(void)
     for (int type = 5; type <= 6; type++) {
         memset(quants, 0xff, sizeof quants);
         status = colibri_quantize(type, N, weights, costs, units, steps, quants);
-        int most = 0;
-        for (int i = 0; i < COLS * N; i++) most = quants[i] > most ? quants[i] : most;
-        check(status == COLIBRI_OK && most == (type == 5 ? 15 : 63) && quants[COLS * N] == 0xff && steps[16 * N] == 0xff && units[2 * N] == 0,
+        int least = 255, most = 0;
+        for (int i = 0; i < COLS * N; i++) {
+            least = quants[i] < least ? quants[i] : least;
+            most = quants[i] > most ? quants[i] : most;
+        }
+        check(status == COLIBRI_OK && least == 0 && most <= (type == 5 ? 15 : 63) && quants[COLS * N] == 0xff &&
+                  steps[16 * N] == 0xff && units[2 * N] == 0,
               "quantize: type %d fills its places and nothing behind them", type);
     }
 }

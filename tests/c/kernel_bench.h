@@ -48,8 +48,8 @@ static inline void bench_call(const struct bench *b)
     case ARGMAX: bench_sink = (float)k->argmax(b->b, BENCH_N); break;
     case READ_ROW: k->read_row(b->matmul.w, 5, b->a); break;
     case MATMUL: k->matmul[b->matmul.w->type](&b->matmul); break;
-    case ATTEND: k->attend(&b->attend); break;
-    case ATTEND_BLOCK: k->attend_block(&b->attend, 0); break;
+    case ATTEND: k->attend(&b->attend, -1); break;
+    case ATTEND_BLOCK: k->attend(&b->attend, 0); break;
     case ATTEND_MERGE: k->attend_merge(b->partials, BENCH_KEYS / KV_BLOCK, BENCH_HEAD, NULL, b->attend.out[0]); break;
     }
 }

@@ -136,7 +136,7 @@ static void test_attend_blocks(const struct attend *whole, int32_t blocks, float
     struct attend job = *whole;
     for (int32_t block = blocks - 1; block >= 0; block--) {
         for (int32_t j = 0; j < job.n; j++) job.partial[j] = partials + ((size_t)j * (size_t)blocks + (size_t)block) * floats;
-        tested->attend_block(&job, block);
+        tested->attend(&job, block);
     }
     for (int32_t j = 0; j < job.n; j++) {
         const float *const first = partials + (size_t)j * (size_t)blocks * floats;
@@ -191,9 +191,9 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         if (sink) job.sink[j] = &sinks[j];
     }
     for (int32_t j = 0; j < n; j++) job.out[j] = a[j] + 1;
-    kernels_scalar.attend(&job);
+    kernels_scalar.attend(&job, -1);
     for (int32_t j = 0; j < n; j++) job.out[j] = b[j] + 1;
-    tested->attend(&job);
+    tested->attend(&job, -1);
     for (int32_t j = 0; j < n; j++) compare("attend", a[j], b[j], (size_t)head_dim * 4 + 4, n, keys);
     for (int32_t j = 0; j < n; j++) { /* alone: the tile must not matter */
         struct attend single = job;
@@ -203,12 +203,12 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         single.n_keys[0] = job.n_keys[j];
         single.first_key[0] = job.first_key[j];
         single.sink[0] = job.sink[j];
-        tested->attend(&single);
+        tested->attend(&single, -1);
         compare("attend alone", a[j], b[j], (size_t)head_dim * 4 + 4, j, keys);
     }
     test_attend_blocks(&job, blocks, a, b);
     spoil_unseen(&job, (float *)(void *)pool, block_bytes / 4);
-    tested->attend(&job);
+    tested->attend(&job, -1);
     for (int32_t j = 0; j < n; j++) compare("attend beside NaN", a[j], b[j], (size_t)head_dim * 4 + 4, n, keys);
     for (int32_t j = 0; j < n; j++) {
         free(q[j]);
