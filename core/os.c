@@ -45,23 +45,14 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
     FAIL_IF(descriptor < 0, error, IO, "cannot open model file '%s': %s", path, strerror(errno));
     struct stat status;
-    if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-        close(descriptor);
-        return status_fail(error, COLIBRI_ERROR_IO, "'%s' is not a regular file; expected a .colibri file", path);
-    }
-    const uint64_t bytes = (uint64_t)status.st_size;
-    if (bytes == 0) {
-        close(descriptor);
-        return status_fail(error, COLIBRI_ERROR_FORMAT, "'%s' is empty; convert the model again", path);
-    }
-    if (bytes > SIZE_MAX) {
-        close(descriptor);
-        return status_fail(error, COLIBRI_ERROR_UNSUPPORTED, "'%s' is larger than this machine's address space", path);
-    }
-    const void *const data = map_aligned(descriptor, bytes);
+    const bool regular = fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+    const uint64_t bytes = regular ? (uint64_t)status.st_size : 0;
+    const void *const data = bytes > 0 ? map_aligned(descriptor, bytes) : NULL;
     const int reason = errno;
     posix_fadvise(descriptor, 0, 0, POSIX_FADV_WILLNEED);
     close(descriptor);
+    FAIL_IF(!regular, error, IO, "'%s' is not a regular file; expected a .colibri file", path);
+    FAIL_IF(bytes == 0, error, FORMAT, "'%s' is empty; convert the model again", path);
     FAIL_IF(data == NULL, error, IO, "cannot map '%s': %s", path, strerror(reason));
     file->data = data;
     file->bytes = bytes;
