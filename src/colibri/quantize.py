@@ -83,6 +83,7 @@ def pack(
     importance [cols], used by q6 and q4 only: how much squared errors in a column count, such as the mean
     square of its activations. `name` and `first_row` serve error texts only.
     """
+    check_type(type)
     matrix = np.ascontiguousarray(matrix, dtype=np.float32)
     rows, cols = matrix.shape
     columns = None if importance is None else _column_costs(importance, cols, name)
