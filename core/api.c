@@ -23,11 +23,6 @@ const char *colibri_status_text(int32_t status)
     }
 }
 
-const char *colibri_config_schema(void)
-{
-    return config_schema();
-}
-
 int32_t colibri_open(const char *path, colibri_model **model, colibri_error *error)
 {
     if (model != NULL) *model = NULL;
@@ -38,12 +33,6 @@ int32_t colibri_open(const char *path, colibri_model **model, colibri_error *err
 const colibri_model_info *colibri_info(const colibri_model *model)
 {
     return model == NULL ? NULL : &model->info;
-}
-
-int32_t colibri_config_value(const colibri_model *model, const char *field, int32_t layer, double *value)
-{
-    if (model == NULL || field == NULL || value == NULL) return COLIBRI_ERROR_ARGUMENT;
-    return config_value(&model->config, field, layer, value);
 }
 
 int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),

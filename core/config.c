@@ -7,11 +7,6 @@
 #include <stddef.h>
 #include <string.h>
 
-/* The schema is one literal longer than the 4095 characters that C17 promises; every compiler we support takes it. */
-#if defined(__GNUC__)
-#pragma GCC diagnostic ignored "-Woverlength-strings"
-#endif
-
 enum field_type { FIELD_INT = 1, FIELD_FLOAT = 2 };
 
 struct field {
@@ -29,28 +24,8 @@ struct field {
 #define FIELD_OF_LAYER(name, min, max, def, doc) FIELD(name, FIELD_INT, true, min, max, def)
 #define FIELD_OF_FLOAT(name, min, max, def, doc) FIELD(name, FIELD_FLOAT, false, min, max, def)
 
-static const struct field FIELDS[] = {CONFIG_FIELDS(FIELD_OF_INT, FIELD_OF_INT, FIELD_OF_LAYER, FIELD_OF_FLOAT)};
+static const struct field FIELDS[] = {CONFIG_FIELDS(FIELD_OF_INT, FIELD_OF_LAYER, FIELD_OF_FLOAT)};
 enum { N_FIELDS = sizeof FIELDS / sizeof FIELDS[0] };
-
-#undef REQUIRED
-#define DEFAULT_OF(def) DEFAULT_TEXT(def)
-#define DEFAULT_TEXT(def) DEFAULT_##def
-#define DEFAULT_REQUIRED ""
-#define DEFAULT_0 ",\"default\":0"
-#define DEFAULT_1 ",\"default\":1"
-#define SCHEMA(name, type, layer, min, max, def, doc)                                                        \
-    "{\"name\":\"" #name "\",\"type\":\"" type "\",\"per_layer\":" layer ",\"min\":" #min ",\"max\":" #max \
-    DEFAULT_OF(def) ",\"doc\":\"" doc "\"}"
-#define SCHEMA_OF_FIRST(name, min, max, def, doc) SCHEMA(name, "int", "false", min, max, def, doc)
-#define SCHEMA_OF_INT(name, min, max, def, doc) "," SCHEMA(name, "int", "false", min, max, def, doc)
-#define SCHEMA_OF_LAYER(name, min, max, def, doc) "," SCHEMA(name, "int", "true", min, max, def, doc)
-#define SCHEMA_OF_FLOAT(name, min, max, def, doc) "," SCHEMA(name, "float", "false", min, max, def, doc)
-
-const char *config_schema(void)
-{
-    return "{\"layout_version\":1,\"fields\":[" CONFIG_FIELDS(SCHEMA_OF_FIRST, SCHEMA_OF_INT, SCHEMA_OF_LAYER,
-                                                          SCHEMA_OF_FLOAT) "]}";
-}
 
 static const struct field *find_field(const char *name, size_t length)
 {
@@ -58,19 +33,6 @@ static const struct field *find_field(const char *name, size_t length)
         if (strlen(FIELDS[i].name) == length && memcmp(FIELDS[i].name, name, length) == 0) return &FIELDS[i];
     }
     return NULL;
-}
-
-static double get(const struct config *config, const struct field *field, int32_t layer)
-{
-    const uint8_t *const at = (const uint8_t *)config + field->offset;
-    int32_t integer;
-    float real;
-    if (field->type == FIELD_FLOAT) {
-        memcpy(&real, at, sizeof real);
-        return (double)real;
-    }
-    memcpy(&integer, at + (field->per_layer ? (size_t)layer * sizeof integer : 0), sizeof integer);
-    return integer;
 }
 
 static void set(struct config *config, const struct field *field, int32_t index, double value)
@@ -230,12 +192,4 @@ int32_t config_max_experts(const struct config *config)
         if (config->n_experts[layer] > most) most = config->n_experts[layer];
     }
     return most;
-}
-
-int32_t config_value(const struct config *config, const char *name, int32_t layer, double *value)
-{
-    const struct field *const field = find_field(name, strlen(name));
-    if (field == NULL || layer < 0 || layer >= (field->per_layer ? config->n_layers : 1)) return COLIBRI_ERROR_ARGUMENT;
-    *value = get(config, field, layer);
-    return COLIBRI_OK;
 }

@@ -1,5 +1,5 @@
 /* config.h: the field list of a model's config. The one list below gives the struct, the parser, bounds, defaults,
- * messages and the JSON schema that the converter reads. A field names a mechanism, never a model; zero means off.
+ * messages, and by tools/generate_ffi.py what the converter knows of them. A field names a mechanism, never a model; zero means off.
  * To add a mechanism: one line here, its use in the engine, its line in docs/FORMAT.md. */
 #ifndef COLIBRI_CONFIG_H
 #define COLIBRI_CONFIG_H
@@ -8,10 +8,9 @@
 
 enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 256 };
 
-/* INT(name, min, max, default, doc), LAYER (an int per layer), FLOAT; REQUIRED in place of a default. FIRST is an INT
- * that has no field before it (JSON wants no comma there). */
-#define CONFIG_FIELDS(FIRST, INT, LAYER, FLOAT)                                                                       \
-    FIRST(n_vocab, 1, 16777216, REQUIRED, "rows of the embedding and length of a logits row")                         \
+/* INT(name, min, max, default, doc), LAYER (an int per layer), FLOAT; REQUIRED in place of a default. */
+#define CONFIG_FIELDS(INT, LAYER, FLOAT)                                                                              \
+    INT(n_vocab, 1, 16777216, REQUIRED, "rows of the embedding and length of a logits row")                           \
     INT(n_vocab_used, 1, 16777216, REQUIRED, "ids at or above it are padding rows: never sampled")                    \
     INT(n_layers, 1, 512, REQUIRED, "layers")                                                                         \
     INT(n_embd, 1, 1048576, REQUIRED, "width of the residual stream")                                                 \
@@ -56,7 +55,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
 #define CONFIG_INT(name, min, max, def, doc) int32_t name;
 #define CONFIG_LAYER(name, min, max, def, doc) int32_t name[CONFIG_MAX_LAYERS];
 #define CONFIG_FLOAT(name, min, max, def, doc) float name;
-struct config { CONFIG_FIELDS(CONFIG_INT, CONFIG_INT, CONFIG_LAYER, CONFIG_FLOAT) };
+struct config { CONFIG_FIELDS(CONFIG_INT, CONFIG_LAYER, CONFIG_FLOAT) };
 #undef CONFIG_INT
 #undef CONFIG_LAYER
 #undef CONFIG_FLOAT
@@ -70,8 +69,5 @@ static inline int32_t config_out_dim(const struct config *c) { return c->kv_late
 int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error);
 /* Largest n_experts of all layers. */
 int32_t config_max_experts(const struct config *config);
-/* Value of a field by name; COLIBRI_ERROR_ARGUMENT if there is no such field or layer. */
-int32_t config_value(const struct config *config, const char *field, int32_t layer, double *value);
-const char *config_schema(void);
 
 #endif

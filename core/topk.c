@@ -10,28 +10,8 @@ static inline bool better(const float *values, int32_t a, int32_t b)
     return x > y || (x == y && a < b);
 }
 
-/* The two best in one pass: the case of most routers. */
-static void select_two(const float *values, int32_t n, int32_t *indices)
-{
-    int32_t first = better(values, 1, 0) ? 1 : 0, second = 1 - first;
-    for (int32_t i = 2; i < n; i++) {
-        if (better(values, i, first)) {
-            second = first;
-            first = i;
-        } else if (better(values, i, second)) {
-            second = i;
-        }
-    }
-    indices[0] = first;
-    indices[1] = second;
-}
-
 void topk_select(const float *values, int32_t n, int32_t k, int32_t *indices)
 {
-    if (k == 2) {
-        select_two(values, n, indices);
-        return;
-    }
     int32_t held = 0;
     for (int32_t i = 0; i < n; i++) {
         if (held == k && !better(values, i, indices[held - 1])) continue;

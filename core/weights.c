@@ -280,6 +280,8 @@ static void fill_info(colibri_model *model, uint64_t model_bytes)
         .file_bytes = model->container.file.bytes,
         .model_bytes = model_bytes,
         .isa = model->kernels->name,
+        .config = model->container.config,
+        .config_bytes = model->container.config_bytes,
     };
 }
 

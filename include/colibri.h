@@ -73,6 +73,8 @@ typedef struct colibri_model_info {
     uint64_t file_bytes;
     uint64_t model_bytes;   /* private memory that the open model takes */
     const char *isa;        /* the kernel set in use */
+    const uint8_t *config;  /* config section of the file (docs/FORMAT.md, section 2), checked: whatever else shapes the model */
+    uint64_t config_bytes;
 } colibri_model_info;
 
 /* Parameters of a context. Fill with colibri_default_params, then change fields. */
@@ -166,18 +168,13 @@ typedef struct colibri_sampling {
     uint64_t seed;            /* the draw depends on seed and position only */
 } colibri_sampling;
 
-/* Version of the library ("0.2.0"), a short name of a status, and the JSON schema of a model's config:
- * {"fields": [{"name", "type": "int" | "float", "per_layer", "min", "max", "default" (absent: required), "doc"}]}.
- * Static strings. */
+/* Version of the library ("0.2.0") and a short name of a status: static strings. */
 const char *colibri_version(void);
 const char *colibri_status_text(int32_t status);
-const char *colibri_config_schema(void);
 
 /* Maps the file, checks every size, type and shape against the config, and binds the tensors. */
 int32_t colibri_open(const char *path, colibri_model **model, colibri_error *error);
 const colibri_model_info *colibri_info(const colibri_model *model);
-/* One config field; layer is 0 for fields that are not per layer. */
-int32_t colibri_config_value(const colibri_model *model, const char *field, int32_t layer, double *value);
 /* Brings the whole file into memory, front to back: into the page cache and the page table (COLIBRI_MAPPED), or into
  * private memory (COLIBRI_RESIDENT). Any thread may call it, also while contexts evaluate; once at a time. progress (may
  * be NULL) is called every 32 MiB with bytes; a non-zero return ends the work, and what is done stays; it may close the

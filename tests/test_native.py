@@ -16,9 +16,11 @@ import pytest
 
 from colibri import _native as native
 from colibri import errors
+from colibri.model_facts import config_of
 
 ROOT = Path(__file__).parent.parent
 HEADER = ROOT / "include" / "colibri.h"
+CONFIG = ROOT / "core" / "config.h"
 TEXT = HEADER.read_text(encoding="utf-8")
 STRUCTS = (
     "colibri_error",
@@ -134,13 +136,14 @@ def test_versions_are_one() -> None:
 
 
 def test_the_generated_module_is_that_of_the_header(tmp_path: Path) -> None:
-    generator().main([str(HEADER), str(tmp_path / "new" / "_ffi.py")])
+    generator().main([str(HEADER), str(CONFIG), str(tmp_path / "new" / "_ffi.py")])
     made = (tmp_path / "new" / "_ffi.py").read_text(encoding="utf-8")
     spec = importlib.util.spec_from_file_location("made_ffi", tmp_path / "new" / "_ffi.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.version == native.version() and "colibri_evaluate" in made
+    assert module.config_fields == native.config_schema()
     assert module.ffi.sizeof("colibri_input") == ffi().sizeof("colibri_input")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["_ffi.py"], "nothing else is left"
 
@@ -151,7 +154,20 @@ def test_the_generated_module_is_that_of_the_header(tmp_path: Path) -> None:
 def test_a_header_without_marks_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "h.h").write_text(text)
     with pytest.raises(SystemExit, match="generate_ffi.py: expected"):
-        generator().main([str(tmp_path / "h.h"), str(tmp_path / "o.py")])
+        generator().main([str(tmp_path / "h.h"), str(CONFIG), str(tmp_path / "o.py")])
+    assert not (tmp_path / "o.py").exists()
+
+
+def test_a_field_that_the_generator_cannot_read_is_refused(tmp_path: Path) -> None:
+    text = CONFIG.read_text(encoding="utf-8")
+    for wrong in (
+        "",
+        text.replace("    INT(n_embd, 1,", "    INT(n_embd, 1 + 1,"),
+        text.replace("LAYER(", "EACH("),
+    ):
+        (tmp_path / "c.h").write_text(wrong)
+        with pytest.raises(SystemExit, match="generate_ffi.py: expected #define CONFIG_FIELDS"):
+            generator().main([str(HEADER), str(tmp_path / "c.h"), str(tmp_path / "o.py")])
     assert not (tmp_path / "o.py").exists()
 
 
@@ -206,15 +222,16 @@ def ids(*values: int) -> native.Ids:
 
 
 def test_the_schema_describes_every_value(handle: native.ModelHandle) -> None:
-    fields = native.config_schema()["fields"]
+    fields = native.config_schema()
+    config = config_of(handle)
+    assert list(config) == [field["name"] for field in fields]
     assert {"n_vocab", "n_experts", "router_norm"} <= {field["name"] for field in fields}
     for field in fields:
-        value = native.config_value(handle, field["name"])
-        assert field["min"] <= value <= field["max"] and field["doc"] and field["type"] in ("int", "float")
-    assert native.config_value(handle, "n_experts", 1) == 4
-    for wrong in (("absent", 0), ("n_experts", 2), ("n_experts", -1)):
-        with pytest.raises(errors.ArgumentError, match=wrong[0]):
-            native.config_value(handle, *wrong)
+        value = config[field["name"]]
+        for one in value if field["per_layer"] else [value]:
+            assert field["min"] <= one <= field["max"] and type(one).__name__ == field["type"]
+        assert field["doc"]
+    assert config["n_experts"][1] == 4
 
 
 ISAS = ("scalar", "avx2", "avx2-vnni", "avx512", "neon", "neon-dotprod")

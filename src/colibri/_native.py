@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.resources
-import json
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,12 +88,11 @@ def status_text(status: int) -> str:
     return str(ffi.string(library.colibri_status_text(status)).decode())
 
 
-@functools.cache
-def config_schema() -> dict[str, Any]:
-    """{"fields": [{"name", "type", "per_layer", "min", "max", "default", "doc"}]}."""
-    ffi, library = _load()
-    schema: dict[str, Any] = json.loads(ffi.string(library.colibri_config_schema()))
-    return schema
+def config_schema() -> list[dict[str, Any]]:
+    """[{"name", "type": "int" or "float", "per_layer", "min", "max", "default" (absent: required), "doc"}]"""
+    from colibri import _ffi
+
+    return list(_ffi.config_fields)
 
 
 def _text(error: Any) -> str:
@@ -134,13 +132,11 @@ def info(model: ModelHandle) -> ModelInfo:
     return ModelInfo(**values, isa=ffi.string(found.isa).decode())
 
 
-def config_value(model: ModelHandle, field: str, layer: int = 0) -> float:
+def config_bytes(model: ModelHandle) -> bytes:
+    """The config section of the file, as the library checked it."""
     ffi, library = _load()
-    value = ffi.new("double *")
-    status = library.colibri_config_value(model, field.encode(), layer, value)
-    if status < 0:
-        raise from_status(status, f"config field {field!r}, layer {layer}: {status_text(status)}")
-    return float(value[0])
+    found = library.colibri_info(model)
+    return bytes(ffi.buffer(found.config, found.config_bytes))
 
 
 def default_params(model: ModelHandle) -> Params:

@@ -23,11 +23,10 @@ _FIELD_TYPES = {"int": 1, "float": 2}
 
 
 def config_schema() -> list[dict[str, Any]]:
-    """The field list of core/config.h, from the C library."""
+    """The field list of core/config.h."""
     from colibri import _native
 
-    fields: list[dict[str, Any]] = _native.config_schema()["fields"]
-    return fields
+    return _native.config_schema()
 
 
 def complete_config(config: Mapping[str, Any], error: type[Exception] = ConversionError) -> Config:

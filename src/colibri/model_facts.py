@@ -7,24 +7,18 @@ blobs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from colibri import _native as native
+from colibri.config import decode_config
 from colibri.errors import ModelFileError
 from colibri.format import read_json_blob
 
 
 def config_of(handle: native.ModelHandle) -> dict[str, Any]:
     """Every config field; a list with one value per layer where the field is per layer."""
-    fields = native.config_schema()["fields"]
-    n_layers = int(native.config_value(handle, "n_layers"))
-    config: dict[str, Any] = {}
-    for field in fields:
-        number = int if field["type"] == "int" else float
-        count = n_layers if field["per_layer"] else 1
-        values = [number(native.config_value(handle, field["name"], layer)) for layer in range(count)]
-        config[field["name"]] = values if field["per_layer"] else values[0]
-    return config
+    return decode_config(native.config_bytes(handle), Path("the open model"))
 
 
 def generation_rules(blobs: Mapping[str, bytes]) -> dict[str, Any]:
