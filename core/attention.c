@@ -2,6 +2,7 @@
  * al., arXiv:2305.13245. The arithmetic is in kernels/body.h. */
 #include "attention.h"
 
+#include "delta.h"
 #include "latent.h"
 #include "product.h"
 #include "rope.h"
@@ -207,27 +208,46 @@ static void grouped_queries(struct chunk *c, int32_t layer, struct attention_wor
     c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
     c->products[1] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
     c->products[2] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
-    product_run(c, 3);
+    c->products[3] = product(&w->gate, &c->h, NULL, c->n, c->gate, q_width);
+    product_run(c, c->config->attn_gate ? 4 : 3);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
     threads_run(c->threads, prepare_item, work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ROPE);
 }
 
+static void gate_item(void *argument, int32_t row, int32_t worker)
+{
+    (void)worker;
+    const struct chunk *const c = argument;
+    const size_t at = (size_t)row * (size_t)c->attended.width;
+    c->kernels->sigmoid_mul(c->attended.f32 + at, c->gate + at, c->attended.width);
+}
+
+static void attend_to(struct chunk *c, int32_t layer, struct attention_work *work)
+{
+    const bool latent = c->config->kv_latent_dim > 0;
+    if (latent) latent_queries(c, layer);
+    else grouped_queries(c, layer, work);
+    attend(work);
+    profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTEND);
+    if (latent) latent_values(c, layer);
+    if (c->config->attn_gate) threads_run(c->threads, gate_item, c, c->n, 4 * row_bytes(c->n, c->attended.width));
+}
+
 void attention_layer(struct chunk *c, int32_t layer)
 {
     const struct layer *const w = &c->model->layers[layer];
-    const bool latent = c->config->kv_latent_dim > 0;
+    const bool attends = c->config->mixer[layer] == 0;
+    const struct activation *const given = attends ? &c->attended : &c->delta_out;
     struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0, 0};
-    const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) || type_reads_q8(w->q_latent.type);
+    const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) ||
+                    type_reads_q8(w->gate.type) || type_reads_q8(w->q_latent.type);
     product_norm(c, c->x, w->attn_norm, c->config->norm_eps, q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
-    if (latent) latent_queries(c, layer);
-    else grouped_queries(c, layer, &work);
-    attend(&work);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTEND);
-    if (latent) latent_values(c, layer);
-    if (type_reads_q8(w->out.type)) product_quantize(c, &c->attended, c->n);
-    c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
+    if (attends) attend_to(c, layer, &work);
+    else delta_layer(c, layer);
+    if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n);
+    c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
     product_run(c, 1);
     threads_run(c->threads, output_item, &work, c->n, 3 * row_bytes(c->n, c->config->n_embd));
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTN_OUT);

@@ -6,7 +6,8 @@
 
 /* cos and sin of the chunk's rows, used by every layer. */
 void attention_positions(const struct chunk *chunk);
-/* x += attention(norm(x)); keys and values of the rows go to the cache, whose positions are reserved. */
+/* x += attention(norm(x)), or what else mixes positions in the layer; keys and values of the rows go to the cache, whose
+ * positions are reserved. */
 void attention_layer(struct chunk *chunk, int32_t layer);
 
 #endif

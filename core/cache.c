@@ -1,4 +1,5 @@
-/* cache.c: block tables, sharing and copy-on-write of the KV cache. Owns positions; knows nothing of attention. */
+/* cache.c: block tables, sharing and copy-on-write of the KV cache; states and where they belong. Owns positions; knows
+ * nothing of attention. */
 #include "cache.h"
 
 #include <string.h>
@@ -12,8 +13,14 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     c->value_dim = config_kv_value_dim(config);
     c->value_stride = (c->value_dim + 15) & ~15;
     c->head_bytes = (size_t)c->block_positions * (size_t)(c->key_dim + c->value_stride) * sizeof(float);
-    c->layer_bytes = c->head_bytes * (size_t)config->n_kv_heads;
-    c->block_bytes = c->layer_bytes * (size_t)config->n_layers;
+    c->block_bytes = c->state_bytes = 0;
+    for (int32_t layer = 0; layer < config->n_layers; layer++) {
+        size_t *const bytes = config->mixer[layer] == 1 ? &c->state_bytes : &c->block_bytes;
+        c->layer_offset[layer] = *bytes;
+        *bytes += config->mixer[layer] == 1
+                      ? (cache_conv_floats(config) + cache_head_floats(config) * (size_t)config->delta_heads) * sizeof(float)
+                      : c->head_bytes * (size_t)config->n_kv_heads;
+    }
     const uint64_t n_blocks = (uint64_t)n_sequences * (uint64_t)c->blocks_per_sequence;
     if (n_blocks > INT32_MAX) arena->overflow = true;
     c->n_blocks = (int32_t)(n_blocks & INT32_MAX);
@@ -21,12 +28,19 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     c->references = arena_take(arena, n_blocks, sizeof *c->references);
     c->free_blocks = arena_take(arena, n_blocks, sizeof *c->free_blocks);
     c->lengths = arena_take(arena, (uint64_t)n_sequences, sizeof *c->lengths);
+    c->valid = arena_take(arena, (uint64_t)n_sequences, sizeof *c->valid);
+    c->context = context;
+    c->ids = arena_take(arena, (uint64_t)n_sequences * (uint64_t)context, sizeof *c->ids);
+    c->state_at = arena_take(arena, (uint64_t)n_sequences * STATES, sizeof *c->state_at);
+    c->states = arena_take(arena, (uint64_t)n_sequences * STATES, c->state_bytes);
     c->pool = arena_take(arena, n_blocks, c->block_bytes);
 }
 
 void cache_reset(struct cache *c)
 {
     memset(c->lengths, 0, (size_t)c->n_sequences * sizeof *c->lengths);
+    memset(c->valid, 0, (size_t)c->n_sequences * sizeof *c->valid);
+    for (int32_t i = 0; i < c->n_sequences * STATES; i++) c->state_at[i] = -1;
     memset(c->references, 0, (size_t)c->n_blocks * sizeof *c->references);
     for (int32_t i = 0; i < c->n_blocks; i++) c->free_blocks[i] = c->n_blocks - 1 - i;
     c->n_free = c->n_blocks;
@@ -54,7 +68,7 @@ static int32_t blocks_of(int32_t length)
 void cache_reserve(struct cache *c, int32_t sequence, int32_t n)
 {
     int32_t *const table = c->tables + (size_t)sequence * (size_t)c->blocks_per_sequence;
-    const int32_t length = c->lengths[sequence], held = blocks_of(length);
+    const int32_t length = c->valid[sequence], held = blocks_of(length);
     if (length % KV_BLOCK != 0 && c->references[table[held - 1]] > 1) { /* a shared block is about to be written */
         const int32_t shared = table[held - 1], own = take_block(c);
         memcpy(c->pool + (size_t)own * c->block_bytes, c->pool + (size_t)shared * c->block_bytes, c->block_bytes);
@@ -62,13 +76,45 @@ void cache_reserve(struct cache *c, int32_t sequence, int32_t n)
         table[held - 1] = own;
     }
     for (int32_t i = held; i < blocks_of(length + n); i++) table[i] = take_block(c);
-    c->lengths[sequence] = length + n;
+    c->valid[sequence] = length + n;
+    if (length + n > c->lengths[sequence]) c->lengths[sequence] = length + n;
+    if (c->state_bytes == 0) return;
+    c->state_at[sequence * STATES + STATE_NOW] = 0; /* until all layers have been through */
+    if (cache_kept(length, n) >= 0) c->state_at[sequence * STATES + cache_keeper(n)] = 0;
+}
+
+void cache_commit(const struct cache *c, int32_t sequence, int32_t first, int32_t n)
+{
+    if (c->state_bytes == 0) return;
+    c->state_at[sequence * STATES + STATE_NOW] = first + n;
+    if (cache_kept(first, n) >= 0) c->state_at[sequence * STATES + cache_keeper(n)] = cache_kept(first, n);
+}
+
+static void copy_state(struct cache *c, int32_t source, int32_t target)
+{
+    memcpy(c->states + (size_t)target * c->state_bytes, c->states + (size_t)source * c->state_bytes, c->state_bytes);
+    c->state_at[target] = c->state_at[source];
+}
+
+/* Makes the last state at or before `position` the current one and forgets those behind; returns where it is. */
+static int32_t rewind_state(struct cache *c, int32_t sequence, int32_t position)
+{
+    const int32_t now = sequence * STATES + STATE_NOW;
+    int32_t best = now, *const at = c->state_at;
+    for (int32_t i = now; i < now + STATES; i++) {
+        if (at[i] > position) at[i] = 0;
+        if (at[i] > at[best]) best = i;
+    }
+    if (best != now && at[best] > 0) copy_state(c, best, now);
+    return at[now] > 0 ? at[now] : 0;
 }
 
 void cache_rewind(struct cache *c, int32_t sequence, int32_t position)
 {
     const int32_t *const table = cache_table(c, sequence);
-    for (int32_t i = blocks_of(position); i < blocks_of(c->lengths[sequence]); i++) drop_block(c, table[i]);
+    const int32_t valid = c->state_bytes > 0 ? rewind_state(c, sequence, position) : position;
+    for (int32_t i = blocks_of(valid); i < blocks_of(c->valid[sequence]); i++) drop_block(c, table[i]);
+    c->valid[sequence] = valid;
     c->lengths[sequence] = position;
 }
 
@@ -78,10 +124,15 @@ void cache_fork(struct cache *c, int32_t source, int32_t target)
     cache_rewind(c, target, 0);
     const int32_t *const from = cache_table(c, source);
     int32_t *const to = c->tables + (size_t)target * (size_t)c->blocks_per_sequence;
-    for (int32_t i = 0; i < blocks_of(c->lengths[source]); i++) {
+    for (int32_t i = 0; i < blocks_of(c->valid[source]); i++) {
         to[i] = from[i];
         c->references[from[i]]++;
     }
+    for (int32_t i = 0; i < STATES; i++) {
+        if (c->state_at[source * STATES + i] > 0) copy_state(c, source * STATES + i, target * STATES + i);
+    }
+    memcpy(cache_ids(c, target), cache_ids(c, source), (size_t)c->lengths[source] * sizeof *c->ids);
+    c->valid[target] = c->valid[source];
     c->lengths[target] = c->lengths[source];
 }
 

@@ -1,9 +1,14 @@
-/* cache.h: the KV cache. Positions of a sequence lie in blocks of KV_BLOCK, aligned to absolute positions; a table per
- * sequence names its blocks; sequences forked from one another share whole blocks until one of them writes.
+/* cache.h: what sequences remember: ids, the KV cache, states. Positions of a sequence lie in blocks of KV_BLOCK, aligned to
+ * absolute positions; a table per sequence names its blocks; sequences forked from one another share whole blocks until one
+ * of them writes. Layers with a state have three of them per sequence: the current one, and the ones before the last
+ * multiple of KV_BLOCK that several rows at once came by, and that a single row did. A sequence rewound to where no state
+ * is holds all its positions (`lengths`), but is evaluated again from the state before (`valid`).
  *
  *   block: for each layer, for each kv head:
  *            keys   [positions / 16][key_dim][16]   (element d of 16 neighbouring positions side by side)
  *            values [roundup16(value_dim) / 16][positions][16]   (zeros behind the last element)
+ *   state: for each layer that has one: what came before the convolution [config_channels, by heads][conv_width - 1], up to a
+ *            multiple of 16 floats; then for each head [roundup16(delta_value_dim) / 16][delta_key_dim][16]
  */
 #ifndef COLIBRI_CACHE_H
 #define COLIBRI_CACHE_H
@@ -12,15 +17,21 @@
 #include "config.h"
 #include "kernels/kernels.h"
 
+enum { STATE_NOW, STATE_OF_MANY, STATE_OF_ONE, STATES };
+
 struct cache {
     int32_t n_sequences, n_blocks;      /* blocks in the pool */
     int32_t blocks_per_sequence;
     int32_t block_positions;            /* KV_BLOCK, or less if the context is shorter */
     int32_t key_dim, value_dim, value_stride;
-    size_t head_bytes, layer_bytes, block_bytes;
+    size_t head_bytes, block_bytes, state_bytes; /* state_bytes 0: no layer has one */
+    size_t layer_offset[CONFIG_MAX_LAYERS]; /* in a block, or in a state */
     uint8_t *pool;                      /* [n_blocks][block_bytes] */
     int32_t *tables;                    /* [n_sequences][blocks_per_sequence] */
-    int32_t *lengths;                   /* [n_sequences] positions held */
+    int32_t context, *ids;              /* [n_sequences][context] */
+    int32_t *lengths, *valid;           /* [n_sequences] positions held; of these evaluated, the others once more when next used */
+    int32_t *state_at;                  /* [n_sequences][STATES] positions behind a state; 0: useless, -1: never written */
+    uint8_t *states;                    /* [n_sequences][STATES][state_bytes] */
     int32_t *references;                /* [n_blocks] sequences that use the block */
     int32_t *free_blocks;               /* stack of unused blocks */
     int32_t n_free;
@@ -31,8 +42,10 @@ struct cache {
 void cache_layout(struct cache *cache, struct arena *arena, const struct config *config, int32_t context,
                   int32_t n_sequences);
 void cache_reset(struct cache *cache);
-/* Makes positions length … length + n - 1 writable, unshared. Never fails: the pool holds full sequences. */
+/* Makes positions valid … valid + n - 1 writable, unshared. Never fails: the pool holds full sequences. */
 void cache_reserve(struct cache *cache, int32_t sequence, int32_t n);
+/* The n positions from `first` on that were reserved are evaluated: the states belong to them. */
+void cache_commit(const struct cache *cache, int32_t sequence, int32_t first, int32_t n);
 void cache_rewind(struct cache *cache, int32_t sequence, int32_t position);
 void cache_fork(struct cache *cache, int32_t source, int32_t target);
 /* Writes key [key_dim] and value [value_dim] of one layer, head and reserved position. */
@@ -41,7 +54,7 @@ void cache_write(const struct cache *cache, int32_t sequence, int32_t layer, int
 
 static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, int32_t head)
 {
-    return (size_t)layer * cache->layer_bytes + (size_t)head * cache->head_bytes;
+    return cache->layer_offset[layer] + (size_t)head * cache->head_bytes;
 }
 
 static inline size_t cache_value_offset(const struct cache *cache, int32_t layer, int32_t head)
@@ -52,6 +65,38 @@ static inline size_t cache_value_offset(const struct cache *cache, int32_t layer
 static inline const int32_t *cache_table(const struct cache *cache, int32_t sequence)
 {
     return cache->tables + (size_t)sequence * (size_t)cache->blocks_per_sequence;
+}
+
+static inline int32_t *cache_ids(const struct cache *cache, int32_t sequence)
+{
+    return cache->ids + (size_t)sequence * (size_t)cache->context;
+}
+
+/* Of n positions from `first` on, the one before which the state is kept; -1: none. */
+static inline int32_t cache_kept(int32_t first, int32_t n)
+{
+    const int32_t at = (first + n - 1) / KV_BLOCK * KV_BLOCK;
+    return at > 0 && at >= first ? at : -1;
+}
+
+/* A layer's part of a state. */
+static inline float *cache_state(const struct cache *cache, int32_t sequence, int32_t which, int32_t layer)
+{
+    const size_t at = ((size_t)sequence * STATES + (size_t)which) * cache->state_bytes;
+    return (float *)(void *)(cache->states + at + cache->layer_offset[layer]);
+}
+
+/* Which state n rows at once leave behind. */
+static inline int32_t cache_keeper(int32_t n) { return n == 1 ? STATE_OF_ONE : STATE_OF_MANY; }
+
+static inline size_t cache_conv_floats(const struct config *c)
+{
+    return ((size_t)config_channels(c) * (size_t)(c->conv_width - 1) + 15) & ~(size_t)15;
+}
+
+static inline size_t cache_head_floats(const struct config *c)
+{
+    return (((size_t)c->delta_value_dim + 15) & ~(size_t)15) * (size_t)c->delta_key_dim;
 }
 
 #endif

@@ -21,6 +21,7 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
     k->q = arena_take(arena, rows, heads * key_bytes);
     k->k = arena_take(arena, rows, (uint64_t)c->n_kv_heads * key_bytes);
     k->v = latent ? NULL : arena_take(arena, rows, (uint64_t)c->n_kv_heads * key_bytes);
+    k->gate = arena_take(arena, c->attn_gate ? rows : 0, heads * key_bytes);
     activation_layout(&k->attended, arena, rows, c->n_heads * config_out_dim(c), false);
     k->attended.f32 = k->q;
     if (latent) {
@@ -33,6 +34,13 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
     if (p->threads == 1 || chunk_attend_parts(c) >= 2 * p->threads || k->partial_blocks == 1) return;
     const uint64_t split = (uint64_t)(rows < ATTEND_SPLIT ? rows : ATTEND_SPLIT) * heads;
     k->partials = arena_take(arena, split * (uint64_t)k->partial_blocks, attend_partial_floats(config_kv_value_dim(c)) * sizeof(float));
+}
+
+static void delta_buffers(struct chunk *k, struct arena *arena, const struct config *c, uint64_t rows)
+{
+    k->delta_qkv = arena_take(arena, rows, (uint64_t)config_channels(c) * sizeof(float));
+    k->delta_gates = arena_take(arena, rows, 2 * (uint64_t)c->delta_heads * sizeof(float));
+    activation_layout(&k->delta_out, arena, rows, c->delta_heads * c->delta_value_dim, true);
 }
 
 static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads)
@@ -67,12 +75,15 @@ void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *mod
     k->rope_sine = arena_take(arena, rows, half * sizeof(float));
     k->x = arena_take(arena, rows, (uint64_t)c->n_embd * sizeof(float));
     activation_layout(&k->h, arena, rows, c->n_embd, true);
-    k->products = arena_take(arena, (uint64_t)larger(3, c->kv_latent_dim ? c->n_heads : 0), sizeof *k->products);
+    k->products = arena_take(arena, (uint64_t)larger(4, c->kv_latent_dim ? c->n_heads : 0), sizeof *k->products);
     k->output_rows = arena_take(arena, rows, sizeof *k->output_rows);
     k->outputs = arena_take(arena, rows, sizeof *k->outputs);
     const uint64_t start = arena->used;
     attention_buffers(k, arena, c, p, rows);
-    const uint64_t end = arena->used;
+    uint64_t end = arena->used;
+    arena->used = start;
+    delta_buffers(k, arena, c, rows);
+    if (arena->used > end) end = arena->used;
     arena->used = start;
     ffn_buffers(k, arena, model, rows, (uint64_t)p->threads);
     if (arena->used < end) arena->used = end;

@@ -42,6 +42,10 @@ struct chunk {
     struct activation attended;           /* [n][n_heads x width of a value]; takes the place of q, but if values are made of a
                                            * latent: then queries before they enter latent space lie here too */
     struct activation q_latent;           /* [n][q_latent_dim] */
+    float *gate;                          /* [n][n_heads x head_dim] whose sigmoid scales `attended` */
+    float *delta_qkv;                     /* [n][config_channels] queries, keys and values of layers with a state */
+    float *delta_gates;                   /* [n][2 x delta_heads] beta, then decay */
+    struct activation delta_out;          /* [n][delta_heads x delta_value_dim] a gate, then what it lets through */
     uint8_t *head_q8;                     /* [n][n_heads] what the matrices of single heads read */
     float *partials;                      /* [ATTEND_SPLIT x n_heads][partial_blocks] of a few rows, attention shared out by
                                            * blocks; NULL where heads alone keep the threads busy */
@@ -58,7 +62,7 @@ struct chunk {
     struct activation inner;              /* [slots][widest n_ff] gate and up activated */
     float *scratch;                       /* [threads][scratch_floats] what a worker keeps within an item */
     size_t scratch_floats;                /* at least 2 panels of every slot, or of gate and up of every row */
-    struct matmul *products;              /* [3, or n_heads where heads have their own] work list */
+    struct matmul *products;              /* [4, or n_heads where heads have their own] work list */
     int32_t *output_rows;                 /* [n_outputs] rows whose logits are wanted */
     float **outputs;                      /* [n_outputs] where they go */
     int32_t n_outputs;
@@ -75,7 +79,15 @@ static inline int32_t chunk_attend_parts(const struct config *config)
     return config->n_kv_heads * ((config->n_heads / config->n_kv_heads + ATTEND_TILE - 1) / ATTEND_TILE);
 }
 
-/* The buffers of attention share their memory with those of the feed-forward: a layer is in one of them at a time. */
+/* How many rows from `row` on are of its sequence. */
+static inline int32_t chunk_run(const struct chunk *chunk, int32_t row)
+{
+    int32_t n = 1;
+    while (row + n < chunk->n && chunk->sequences[row + n] == chunk->sequences[row]) n++;
+    return n;
+}
+
+/* The buffers of attention, of the delta rule and of the feed-forward share their memory: a layer is in one of them at a time. */
 void chunk_layout(struct chunk *chunk, struct arena *arena, const colibri_model *model, const colibri_params *params,
                   int32_t rows);
 

@@ -146,6 +146,19 @@ static const char *latent_fault(const struct config *c)
     return c->qk_norm || c->qkv_clip > 0 || c->attn_qkv_bias ? "kv_latent_dim goes without qk_norm, qkv_clip and attn_qkv_bias" : NULL;
 }
 
+static const char *delta_fault(const struct config *c)
+{
+    bool used = false;
+    for (int32_t layer = 0; layer < c->n_layers; layer++) used = used || c->mixer[layer] == 1;
+    const int32_t any = c->delta_heads | c->delta_key_heads | c->delta_key_dim | c->delta_value_dim | c->conv_width;
+    if (c->attn_gate && c->kv_latent_dim) return "kv_latent_dim goes without attn_gate";
+    if (!used) return any ? "no layer has mixer 1 but its companions are set" : NULL;
+    if (!c->delta_heads || !c->delta_key_heads || !c->delta_key_dim || !c->delta_value_dim || !c->conv_width) {
+        return "mixer 1 needs delta_heads, delta_key_heads, delta_key_dim, delta_value_dim and conv_width";
+    }
+    return c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : NULL;
+}
+
 /* How fields must fit together. */
 static int32_t check_relations(const struct config *config, colibri_error *error)
 {
@@ -164,7 +177,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = group_fault(config)) == NULL) fault = latent_fault(config);
+    else if ((fault = group_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) fault = delta_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

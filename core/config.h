@@ -32,6 +32,13 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \
     LAYER(window, 0, 1073741824, 0, "keys a query of the layer sees, itself the last of them; 0: all before it")      \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
+    INT(attn_gate, 0, 1, 0, "1: what attention gives is scaled by the sigmoid of a projection of its own")            \
+    LAYER(mixer, 0, 1, 0, "what mixes positions in the layer: 0 attention, 1 a gated delta rule with a state")        \
+    INT(delta_heads, 0, 4096, 0, "of such layers: heads of values, each with a state")                                \
+    INT(delta_key_heads, 0, 4096, 0, "heads of queries and keys, a divisor of delta_heads")                           \
+    INT(delta_key_dim, 0, 1024, 0, "width of a query or key")                                                         \
+    INT(delta_value_dim, 0, 1024, 0, "width of a value")                                                              \
+    INT(conv_width, 0, 16, 0, "positions that the convolution before them sees, the own one included")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
     INT(n_ff, 0, 1048576, 0, "width of the dense feed-forward; needed where a layer is dense")                        \
     LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \
@@ -64,6 +71,11 @@ struct config { CONFIG_FIELDS(CONFIG_INT, CONFIG_LAYER, CONFIG_FLOAT) };
 static inline int32_t config_key_dim(const struct config *c) { return c->kv_latent_dim ? c->rope_dim + c->kv_latent_dim : c->head_dim; }
 static inline int32_t config_kv_value_dim(const struct config *c) { return c->kv_latent_dim ? c->kv_latent_dim : c->head_dim; }
 static inline int32_t config_out_dim(const struct config *c) { return c->kv_latent_dim ? c->value_dim : c->head_dim; }
+/* Queries, keys and values that a layer with a state convolves. */
+static inline int32_t config_channels(const struct config *c)
+{
+    return 2 * c->delta_key_heads * c->delta_key_dim + c->delta_heads * c->delta_value_dim;
+}
 
 /* Reads the config section of a container (docs/FORMAT.md §2) and checks each field and how fields fit together. */
 int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error);

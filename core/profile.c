@@ -5,7 +5,7 @@ static const char *const names[COLIBRI_PHASES] = {
     [COLIBRI_PHASE_EMBED] = "embed",     [COLIBRI_PHASE_NORM] = "norm",       [COLIBRI_PHASE_QKV] = "qkv",
     [COLIBRI_PHASE_ROPE] = "rope",       [COLIBRI_PHASE_ATTEND] = "attend",   [COLIBRI_PHASE_ATTN_OUT] = "attn_out",
     [COLIBRI_PHASE_ROUTER] = "router",   [COLIBRI_PHASE_GATE_UP] = "gate_up", [COLIBRI_PHASE_DOWN] = "down",
-    [COLIBRI_PHASE_OUTPUT] = "output",   [COLIBRI_PHASE_OBSERVER] = "observer",
+    [COLIBRI_PHASE_OUTPUT] = "output",   [COLIBRI_PHASE_OBSERVER] = "observer", [COLIBRI_PHASE_DELTA] = "delta",
 };
 
 const char *profile_phase_name(int32_t phase)

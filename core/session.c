@@ -133,10 +133,12 @@ void session_end(colibri_context *context)
     const uint64_t bytes = context->bytes;
     const bool owned = context->owns_memory;
     if (context->threads.started == context->threads.n - 1) threads_stop(&context->threads);
-    /* Everything before the pool, then the blocks that were ever written: untouched pages stay untouched. */
-    const uint64_t before_pool = (uint64_t)(cache.pool - (uint8_t *)context);
-    const uint64_t written = before_pool + (uint64_t)cache.n_touched * cache.block_bytes;
-    os_wipe(context, written < bytes ? written : bytes);
+    /* States and blocks that were ever written, then all before them: untouched pages stay untouched. */
+    for (int32_t i = 0; cache.state_bytes > 0 && i < cache.n_sequences * STATES; i++) {
+        if (cache.state_at[i] >= 0) os_wipe(cache.states + (size_t)i * cache.state_bytes, cache.state_bytes);
+    }
+    os_wipe(cache.pool, (uint64_t)cache.n_touched * cache.block_bytes);
+    os_wipe(context, (uint64_t)(cache.states - (uint8_t *)context));
     if (owned) os_release(context, bytes);
     weights_release(model);
 }
@@ -166,32 +168,28 @@ static int32_t check_input(colibri_context *context, const colibri_input *in, in
     return COLIBRI_OK;
 }
 
-/* Where the next chunk starts: an input and an id of it. */
-struct cursor { int32_t input, id; };
-
-/* Fills the chunk with the next rows and reserves their positions. */
-static void next_chunk(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, struct cursor *at)
+/* Fills the chunk with the next rows and reserves their positions; *at is the first input that has some left. */
+static void next_chunk(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t *at)
 {
     struct chunk *const c = &context->chunk;
     const size_t n_vocab = (size_t)c->config->n_vocab;
     c->n = 0;
     c->n_outputs = 0;
-    while (at->input < n_inputs && c->n < context->params.chunk) {
-        const colibri_input *const in = &inputs[at->input];
-        const int32_t room = context->params.chunk - c->n, left = in->n_ids - at->id, take = left < room ? left : room;
-        const int32_t position = context->cache.lengths[in->sequence], first_logits = in->n_ids - in->n_logits;
+    while (*at < n_inputs && c->n < context->params.chunk) {
+        const colibri_input *const in = &inputs[*at];
+        const int32_t end = context->lengths_before[in->sequence] + in->n_ids, position = context->cache.valid[in->sequence];
+        const int32_t room = context->params.chunk - c->n, left = end - position, take = left < room ? left : room;
+        const int32_t *const ids = cache_ids(&context->cache, in->sequence);
         cache_reserve(&context->cache, in->sequence, take);
-        for (int32_t i = 0; i < take; i++, c->n++) {
-            const int32_t id = at->id + i;
-            c->ids[c->n] = in->ids[id];
+        for (int32_t i = position; i < position + take; i++, c->n++) {
+            c->ids[c->n] = ids[i];
             c->sequences[c->n] = in->sequence;
-            c->positions[c->n] = position + i;
-            if (id < first_logits) continue;
+            c->positions[c->n] = i;
+            if (i < end - in->n_logits) continue;
             c->output_rows[c->n_outputs] = c->n;
-            c->outputs[c->n_outputs++] = in->logits + (size_t)(id - first_logits) * n_vocab;
+            c->outputs[c->n_outputs++] = in->logits + (size_t)(i - (end - in->n_logits)) * n_vocab;
         }
-        at->id += take;
-        if (at->id == in->n_ids) *at = (struct cursor){at->input + 1, 0};
+        if (take == left) ++*at;
     }
 }
 
@@ -199,13 +197,17 @@ static int32_t run_chunks(colibri_context *context, const colibri_input *inputs,
                           const colibri_observer *observer)
 {
     struct watch watch = {.observer = observer, .cancelled = &context->cancelled};
-    struct cursor at = {0, 0};
+    struct chunk *const c = &context->chunk;
     for (int32_t i = 0; i < n_inputs; i++) {
-        watch.total += (uint64_t)inputs[i].n_ids * (uint64_t)context->model->config.n_layers;
+        const int32_t end = context->lengths_before[inputs[i].sequence] + inputs[i].n_ids;
+        watch.total += (uint64_t)(end - context->cache.valid[inputs[i].sequence]) * (uint64_t)c->config->n_layers;
     }
-    while (at.input < n_inputs) {
+    for (int32_t at = 0; at < n_inputs;) {
         next_chunk(context, inputs, n_inputs, &at);
-        TRY(forward(&context->chunk, &watch, &context->error));
+        TRY(forward(c, &watch, &context->error));
+        for (int32_t row = 0; row < c->n; row += chunk_run(c, row)) {
+            cache_commit(c->cache, c->sequences[row], c->positions[row], chunk_run(c, row));
+        }
     }
     return COLIBRI_OK;
 }
@@ -238,7 +240,9 @@ int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, 
     for (int32_t i = 0; status == COLIBRI_OK && i < n_inputs; i++) status = check_input(context, &inputs[i], i);
     if (status != COLIBRI_OK) return status;
     for (int32_t i = 0; i < n_inputs; i++) {
-        context->lengths_before[inputs[i].sequence] = context->cache.lengths[inputs[i].sequence];
+        const int32_t sequence = inputs[i].sequence, held = context->cache.lengths[sequence];
+        context->lengths_before[sequence] = held;
+        memcpy(cache_ids(&context->cache, sequence) + held, inputs[i].ids, (size_t)inputs[i].n_ids * sizeof *inputs[i].ids);
     }
     context->evaluating = true;
     profile_begin(&context->chunk.profile, context->profile, &context->threads);

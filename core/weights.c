@@ -141,6 +141,7 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct lay
     TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &layer->q));
     TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &layer->k));
     TRY(bind_matrix(b, "attn_v", kv_rows, c->n_embd, &layer->v));
+    if (c->attn_gate) TRY(bind_matrix(b, "attn_gate", q_rows, c->n_embd, &layer->gate));
     if (c->attn_qkv_bias) {
         TRY(bind_vector(b, "attn_q_bias", q_rows, &layer->q_bias));
         TRY(bind_vector(b, "attn_k_bias", kv_rows, &layer->k_bias));
@@ -153,9 +154,24 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct lay
     return COLIBRI_OK;
 }
 
+static int32_t bind_delta(struct binder *b, const struct config *c, struct layer *layer)
+{
+    const int64_t channels = config_channels(c), values = (int64_t)c->delta_heads * c->delta_value_dim;
+    TRY(bind_matrix(b, "delta_qkv", channels, c->n_embd, &layer->q));
+    TRY(bind_matrix(b, "delta_gate", values, c->n_embd, &layer->gate));
+    TRY(bind_matrix(b, "delta_beta", c->delta_heads, c->n_embd, &layer->k));
+    TRY(bind_matrix(b, "delta_decay", c->delta_heads, c->n_embd, &layer->v));
+    TRY(bind_vector(b, "delta_conv", channels * c->conv_width, &layer->conv));
+    TRY(bind_vector(b, "delta_log_rate", c->delta_heads, &layer->log_rate));
+    TRY(bind_vector(b, "delta_decay_bias", c->delta_heads, &layer->decay_bias));
+    TRY(bind_vector(b, "delta_value_norm", c->delta_value_dim, &layer->value_norm));
+    return bind_matrix(b, "delta_out", c->n_embd, values, &layer->out);
+}
+
 static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
 {
     TRY(bind_vector(b, "attn_norm", c->n_embd, &layer->attn_norm));
+    if (c->mixer[b->layer] == 1) return bind_delta(b, c, layer);
     TRY(c->kv_latent_dim ? bind_latent(b, c, layer) : bind_grouped(b, c, layer));
     TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &layer->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));

@@ -17,12 +17,16 @@ struct layer {
     const float *attn_norm;                     /* [n_embd] */
     struct matrix q, k, v;                      /* [heads x head_dim, n_embd]; latent: q of its latent, k [rope_dim +
                                                  * kv_latent_dim, n_embd], no v */
+    struct matrix gate;                         /* [heads x width of a value, n_embd] of what heads give; data NULL: none. mixer 1:
+                                                 * beside q [config_channels, n_embd], k of beta and v of decay [heads, n_embd] */
     struct matrix q_latent;                     /* [q_latent_dim, n_embd]; data NULL: none */
     struct matrix *heads;                       /* latent: [n_heads] of [kv_latent_dim, head_dim - rope_dim], then [n_heads] of
                                                  * [value_dim, kv_latent_dim] */
     const float *q_bias, *k_bias, *v_bias;      /* NULL: none */
     const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; latent: of the latents; NULL: none */
-    struct matrix out;                          /* [n_embd, n_heads x width of a value] */
+    const float *conv;                          /* mixer 1: [conv_width][config_channels] */
+    const float *log_rate, *decay_bias, *value_norm; /* mixer 1: [heads] twice, [width of a value] */
+    struct matrix out;                          /* [n_embd, heads x width of a value] */
     const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
     const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */

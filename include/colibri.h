@@ -131,6 +131,7 @@ enum colibri_phase {
     COLIBRI_PHASE_QKV,      /* projections */
     COLIBRI_PHASE_ROPE,     /* biases, head norms, rotation, writing the cache */
     COLIBRI_PHASE_ATTEND,
+    COLIBRI_PHASE_DELTA,    /* in layers with a state: convolution, gated delta rule, norm and gate of its output */
     COLIBRI_PHASE_ATTN_OUT, /* projection and residual */
     COLIBRI_PHASE_ROUTER,   /* gate logits, choice, grouping of rows by expert */
     COLIBRI_PHASE_GATE_UP,  /* of all experts or the dense feed-forward, with the activation */

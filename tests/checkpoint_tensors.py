@@ -43,14 +43,21 @@ def shapes_of(
         latent = "kv_lora_rank" in config
         if latent:
             shapes |= _latent(f"{at}.self_attn", config)
-        for part, rows in () if latent else (("q", n_q), ("k", n_k), ("v", n_k)):
+        if "linear_key_head_dim" in config:
+            n_q = 2 * n_heads * head_dim  # with a gate beside each head
+        linear = layer < len(kinds := config.get("layer_types", ())) and kinds[layer] == "linear_attention"
+        if linear:
+            shapes |= _delta(f"{at}.linear_attn", config)
+        for part, rows in () if latent or linear else (("q", n_q), ("k", n_k), ("v", n_k)):
             shapes[f"{at}.self_attn.{part}_proj.weight"] = (rows, hidden)
             if qkv_bias:
                 shapes[f"{at}.self_attn.{part}_proj.bias"] = (rows,)
-        shapes[f"{at}.self_attn.o_proj.weight"] = (hidden, n_heads * config["v_head_dim"] if latent else n_q)
+        if not linear:
+            width = config["v_head_dim"] if latent else head_dim
+            shapes[f"{at}.self_attn.o_proj.weight"] = (hidden, n_heads * width)
         if out_bias:
             shapes[f"{at}.self_attn.o_proj.bias"] = (hidden,)
-        if qk_norm:
+        if qk_norm and not linear:
             shapes[f"{at}.self_attn.q_norm.weight"] = (head_dim if qk_norm == "head" else n_q,)
             shapes[f"{at}.self_attn.k_norm.weight"] = (head_dim if qk_norm == "head" else n_k,)
         if gpt_oss:
@@ -78,6 +85,28 @@ def shapes_of(
             shapes |= _gated(f"{at}.mlp.shared_expert", n_ff_shared, hidden)
             shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
+
+
+def _delta(at: str, config: Config) -> dict[str, tuple[int, ...]]:
+    hidden, key_heads, heads, key_dim, value_dim, width = (
+        config[key if key == "hidden_size" else f"linear_{key}"]
+        for key in (
+            "hidden_size", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim",
+        )
+    )  # fmt: skip
+    keys, values = key_heads * key_dim, heads * value_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{at}.conv1d.weight": (2 * keys + values, 1, width),
+        f"{at}.A_log": (heads,),
+        f"{at}.dt_bias": (heads,),
+        f"{at}.norm.weight": (value_dim,),
+        f"{at}.out_proj.weight": (hidden, values),
+    }
+    if config["model_type"] == "qwen3_next":
+        rows = {"qkvz": 2 * (keys + values), "ba": 2 * heads}
+    else:
+        rows = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+    return shapes | {f"{at}.in_proj_{part}.weight": (count, hidden) for part, count in rows.items()}
 
 
 def _latent(at: str, config: Config) -> dict[str, tuple[int, ...]]:
@@ -111,13 +140,20 @@ def _gated(
     }
 
 
-def values_of(seed: int, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Matrices keep the size of their input; norms lie near 1; biases are small."""
+def values_of(
+    seed: int, name: str, shape: tuple[int, ...], centered: bool = False
+) -> npt.NDArray[np.float32]:
+    """Matrices keep the size of their input; norms lie near 1, or near 0 where the model adds 1; biases are
+    small; some states forget fast, some hardly."""
     noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(shape).astype(np.float32)
     if name.endswith("sinks"):
         return noise
+    if name.endswith("conv1d.weight"):  # of large sums silu makes vectors that are less at right angles
+        return 2 * noise
+    if name.endswith("A_log"):
+        return noise - 3
     if name.endswith("norm.weight"):
-        return 1 + np.float32(0.1) * noise
+        return (centered and "linear_attn" not in name) * np.float32(-1) + 1 + np.float32(0.1) * noise
     if name.endswith("bias"):
         return np.float32(0.1) * noise
     return noise / np.float32(np.sqrt(shape[-1]))

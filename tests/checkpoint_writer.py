@@ -145,7 +145,10 @@ def write(
     config |= dict(config_extra or {})
     for key in config_remove:
         del config[key]
-    tensors = {name: values_of(seed, name, shape).astype(STORAGE[storage]) for name, shape in shapes.items()}
+    centered = "linear_key_head_dim" in config
+    tensors = {
+        name: values_of(seed, name, shape, centered).astype(STORAGE[storage]) for name, shape in shapes.items()
+    }
     if experts in GPT_OSS_LAYOUTS:
         tensors = in_turns(tensors, experts_of, experts == "mxfp4")
     elif experts != "per_expert":

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+from checkpoint_delta import qwen3_5_moe, qwen3_next
 from checkpoint_tensors import Array, Config
 from checkpoint_writer import EXPERT_LAYOUTS, SPECIAL_TOKENS, TEMPLATE, base_config, tokenizer_json, write
 
@@ -394,6 +395,8 @@ FAMILIES = {
     "gpt_oss": gpt_oss,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "qwen3_next": qwen3_next,
+    "qwen3_5_moe": qwen3_5_moe,
 }
 __all__ = ["EXPERT_LAYOUTS", "SPECIAL_TOKENS", "TEMPLATE", "tokenizer_json", *FAMILIES]
 

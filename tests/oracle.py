@@ -22,8 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from oracle_delta import by_key_head, convolve, gated_delta, unit
 from oracle_experts import separate
 from oracle_reading import (
+    DELTA,
     FAMILIES,
     GROUPED,
     Activations,
@@ -108,6 +110,9 @@ def load(
     if unknown or missing:
         raise ValueError(f"{directory}: missing tensors {sorted(missing)}, unknown tensors {sorted(unknown)}")
     weights = {name: found[name].astype(np.float64) for name in exact}
+    if config.family in DELTA:  # norms multiply by 1 + weight, but for the one behind the recurrence
+        for name in (one for one in exact if one.endswith("norm.weight") and "linear_attn" not in one):
+            weights[name] = weights[name] + 1
     for name in matrices:
         matrix = stored(config, name, found[name], rounding) if rounding else found[name]
         weights[name] = matrix.astype(np.float64)
@@ -157,7 +162,7 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
 
     def project(name: str, heads: int) -> Array:
         """-> [n, heads, head_dim]: projection, bias, full norm, clip, split into heads, per-head norm."""
-        y = linear(model, f"{prefix}{name}_proj.weight", x)
+        y = linear(model, f"{prefix}{name}_proj.weight", x) if name != "q" else queries
         if config.qkv_bias:
             y = y + weights[f"{prefix}{name}_proj.bias"]
         if config.qk_norm == "full" and name != "v":
@@ -169,6 +174,9 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
         return y
 
+    queries = linear(model, prefix + "q_proj.weight", x)
+    if config.family in DELTA:  # beside the query of each head stands its gate
+        queries, gate = by_key_head(queries, config.n_heads, (config.head_dim, config.head_dim))
     q = rotate(project("q", config.n_heads), config.inv_freq, config.rope_scale)
     k = rotate(project("k", config.n_kv_heads), config.inv_freq, config.rope_scale)
     v = project("v", config.n_kv_heads)
@@ -183,8 +191,33 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             sink = np.full((n, 1), weights[prefix + "sinks"][h])
             scores = np.concatenate([scores, sink], axis=1)
         out[:, h] = softmax(scores)[:, :n] @ v[:, h // group]
-    y = linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
+    out = out.reshape(n, -1) / (1 + np.exp(-gate)) if config.family in DELTA else out.reshape(n, -1)
+    y = linear(model, prefix + "o_proj.weight", out)
     return y + weights[prefix + "o_proj.bias"] if config.out_bias else y
+
+
+def delta_network(model: Checkpoint, layer: int, x: Array) -> Array:
+    """A gated delta network in place of attention. x [n, d] -> [n, d]."""
+    config, weights, n = model.config, model.weights, len(x)
+    at = f"model.layers.{layer}.linear_attn."
+    key_heads, heads, key_dim, value_dim = config.delta
+    group = heads // key_heads
+    if config.family == "qwen3_next":  # by key head: its query, its key, its heads' values, their gates
+        sizes = (key_dim, key_dim, group * value_dim, group * value_dim)
+        *qkv, z = by_key_head(linear(model, at + "in_proj_qkvz.weight", x), key_heads, sizes)
+        b, a = by_key_head(x @ weights[at + "in_proj_ba.weight"].T, key_heads, (group, group))
+        mixed = np.concatenate(qkv, axis=-1)
+    else:
+        mixed, z = (linear(model, f"{at}in_proj_{part}.weight", x) for part in ("qkv", "z"))
+        b, a = (x @ weights[f"{at}in_proj_{part}.weight"].T for part in "ba")
+    mixed = silu(convolve(mixed, weights[at + "conv1d.weight"][:, 0]))
+    q, k, v = np.split(mixed, [key_heads * key_dim, 2 * key_heads * key_dim], axis=-1)
+    q, k = (np.repeat(unit(y.reshape(n, key_heads, key_dim)), group, axis=1) for y in (q, k))
+    beta = 1 / (1 + np.exp(-b))
+    decay = np.exp(-np.exp(weights[at + "A_log"]) * np.log1p(np.exp(a + weights[at + "dt_bias"])))
+    out = gated_delta(q, k, v.reshape(n, heads, value_dim), beta, decay)
+    out = rms_norm(out, weights[at + "norm.weight"], config.norm_eps) * silu(z.reshape(out.shape))
+    return linear(model, at + "out_proj.weight", out.reshape(n, -1))
 
 
 def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
@@ -287,7 +320,7 @@ def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[R
     routings = []
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
-        attend = latent_attention if config.latent else attention
+        attend = latent_attention if config.latent else delta_network if config.linear[n] else attention
         x = x + attend(model, n, rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps))
         normed = rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.norm_eps)
         if config.moe_layers[n]:

@@ -27,7 +27,8 @@ Activations = Callable[[Array], Array]
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED)
+DELTA = ("qwen3_next", "qwen3_5_moe_text")
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED, *DELTA)
 THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -70,6 +71,9 @@ class Config:
     attn_scale: float
     gpt_oss: bool  # sinks, biases of gate logits and experts, a clamped activation
     clamp: float  # of that activation
+    # Gated delta networks: layers that are one, heads of keys and values, widths of them; attention with a gate
+    linear: tuple[bool, ...]
+    delta: tuple[int, int, int, int]
     windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
 
 
@@ -144,7 +148,7 @@ def windows_of(raw: dict[str, Any]) -> tuple[int, ...]:
     """By layer: layer_types says which have one, or else each family's class; Qwen's have a switch."""
     family, n = raw["model_type"], raw["num_hidden_layers"]
     window = raw.get("sliding_window") or 0
-    without = family in ("llama", "olmoe", "glm4_moe", *LATENT)
+    without = family in ("llama", "olmoe", "glm4_moe", *LATENT, *DELTA)
     if without or ("qwen" in family and not raw.get("use_sliding_window")):
         window = 0
     first = raw.get("max_window_layers", 28)
@@ -181,10 +185,13 @@ def read_config(raw: dict[str, Any]) -> Config:
         step, only = 1, []
     attention_bias = bool(raw.get("attention_bias", False)) and family not in ("mixtral", "qwen2_moe")
     share = raw.get("partial_rotary_factor", 0.5) if family == "glm4_moe" else 1
+    if family in DELTA:
+        share = rope_settings(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor", 0.25))
     if family == "glm4_moe":
         qk_norm = "head" if raw.get("use_qk_norm") else "none"
     else:
-        qk_norm = {"qwen3": "head", "qwen3_moe": "head", "olmoe": "full", "dots1": "head"}.get(family, "none")
+        head = ("qwen3", "qwen3_moe", "dots1", *DELTA)
+        qk_norm = "head" if family in head else "full" if family == "olmoe" else "none"
     return Config(
         family=family,
         n_layers=n_layers,
@@ -204,8 +211,9 @@ def read_config(raw: dict[str, Any]) -> Config:
         ),
         n_experts=n_experts,
         n_experts_used=0 if dense else raw["num_experts_per_tok"],
-        renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", False)),
-        shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
+        renormalise=family in ("mixtral", "gpt_oss")
+        or bool(raw.get("norm_topk_prob", family in DELTA)),
+        shared="shared_expert" if family in ("qwen2_moe", *DELTA) else "shared_experts" if grouped else "",
         sigmoid=grouped and family != "deepseek_v2",
         groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1)
         if raw.get("topk_method", "") != "greedy"
@@ -219,6 +227,11 @@ def read_config(raw: dict[str, Any]) -> Config:
         * (yarn_scale(raw, "mscale_all_dim") ** 2 if latent else 1),
         gpt_oss=family == "gpt_oss",
         clamp=raw.get("swiglu_limit", 7.0),
+        linear=tuple(kind == "linear_attention" for kind in raw.get("layer_types") or [""] * n_layers),
+        delta=tuple(
+            raw.get(f"linear_{name}", 0)
+            for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        ),
         windows=windows_of(raw),
     )
 
@@ -238,11 +251,18 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
             names = ["q_a", "q_b"] if config.latent[2] else ["q"]
             names += ["kv_b", "o"]
             matrices.append(attn + "kv_a_proj_with_mqa.weight")
-        matrices += [f"{attn}{m}_proj.weight" for m in names]
-        exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
-        exact += [attn + "o_proj.bias"] if config.out_bias else []
-        exact += [attn + "sinks"] if config.gpt_oss else []
-        exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
+        if config.linear[n]:
+            parts = ("in_proj_qkvz",) if config.family == "qwen3_next" else ("in_proj_qkv", "in_proj_z")
+            gates = ("in_proj_ba",) if config.family == "qwen3_next" else ("in_proj_a", "in_proj_b")
+            matrices += [f"{layer}linear_attn.{part}.weight" for part in (*parts, "out_proj")]
+            exact += [f"{layer}linear_attn.{part}.weight" for part in (*gates, "conv1d", "norm")]
+            exact += [f"{layer}linear_attn.{part}" for part in ("A_log", "dt_bias")]
+        else:
+            matrices += [f"{attn}{m}_proj.weight" for m in names]
+            exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
+            exact += [attn + "o_proj.bias"] if config.out_bias else []
+            exact += [attn + "sinks"] if config.gpt_oss else []
+            exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
         if config.moe_layers[n]:
             exact.append(router_name(config, n) + "weight")
             exact += [router_name(config, n) + "bias"] if config.gpt_oss else []

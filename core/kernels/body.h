@@ -130,15 +130,44 @@ static float kernel_exp(float x)
     return lane[0];
 }
 
+/* a sigmoid(x) */
+INLINE vf vf_sigmoid_mul(vf a, vf x)
+{
+    return vf_div(a, vf_add(vf_set1(1), vf_exp(vf_sub(vf_set1(0), x))));
+}
+
+/* ln(1 + e^x) = max(x, 0) + ln(1 + u) with u = e^-|x|, and ln(1 + u) = 2 artanh(s), s = u / (2 + u) <= 1/3, by its series to
+ * s^15 (relative error below 1e-8). */
+INLINE vf vf_softplus(vf x)
+{
+    const vf zero = vf_set1(0), u = vf_exp(vf_min(x, vf_sub(zero, x))), s = vf_div(u, vf_add(vf_set1(2), u)), z = vf_mul(s, s);
+    vf p = vf_set1(2.0f / 15);
+    for (int i = 13; i > 0; i -= 2) p = vf_fma(p, z, vf_set1(2.0f / (float)i));
+    return vf_fma(p, s, vf_max(x, zero));
+}
+
 static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float offset)
 {
-    const vf one = vf_set1(1), zero = vf_set1(0), factor = vf_set1(alpha);
+    const vf zero = vf_set1(0), factor = vf_set1(alpha);
     const vf most = vf_set1(limit > 0 ? limit : __builtin_inff()), least = vf_sub(zero, most);
     const vf added = vf_set1(offset == 0 ? -0.0f : offset); /* the one number that adds nothing, not even a sign */
     for (int32_t i = 0; i < n; i += 16) {
         const vf g = vf_min(most, load_at(gate, i, n)), u = vf_max(least, vf_min(most, load_at(up, i, n)));
-        const vf silu = vf_div(g, vf_add(one, vf_exp(vf_sub(zero, vf_mul(factor, g)))));
-        store_at(gate, i, n, vf_mul(silu, vf_add(u, added)));
+        store_at(gate, i, n, vf_mul(vf_sigmoid_mul(g, vf_mul(factor, g)), vf_add(u, added)));
+    }
+}
+
+static void kernel_sigmoid_mul(float *y, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_sigmoid_mul(load_at(y, i, n), load_at(x, i, n)));
+}
+
+static void kernel_delta_gates(float *beta, float *decay, const float *log_rate, const float *bias, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) {
+        const vf rate = vf_exp(load_at(log_rate, i, n)), step = vf_softplus(vf_add(load_at(decay, i, n), load_at(bias, i, n)));
+        store_at(beta, i, n, vf_sigmoid_mul(vf_set1(1), load_at(beta, i, n)));
+        store_at(decay, i, n, vf_exp(vf_sub(vf_set1(0), vf_mul(rate, step))));
     }
 }
 
@@ -181,7 +210,8 @@ static void kernel_rms_norm(float *out, const float *x, const float *weight, int
     const float mean = dot32(x, x, n) / (float)n;
     const vf scale = vf_set1(1.0f / __builtin_sqrtf(mean + eps));
     for (int32_t i = 0; i < n; i += 16) {
-        store_at(out, i, n, vf_mul(vf_mul(load_at(x, i, n), scale), load_at(weight, i, n)));
+        const vf y = vf_mul(load_at(x, i, n), scale);
+        store_at(out, i, n, weight == NULL ? y : vf_mul(y, load_at(weight, i, n)));
     }
 }
 
@@ -467,6 +497,69 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
     attend_end(to, out, max, sum, sink, value_dim);
 }
 
+/* ---- convolution, delta rule ----------------------------------------------------------------------------------- */
+
+static void kernel_convolve(float *x, size_t stride, int32_t n, int32_t cols, const float *weight, size_t w_stride,
+                            int32_t width, float *past, bool silu)
+{
+    for (int32_t i = 0; i < cols; i += 16) {
+        for (int32_t row = 0; row < n; row++) {
+            float *const at = x + (size_t)row * stride;
+            const vf own = load_at(at, i, cols);
+            vf sum = vf_set1(0);
+            for (int32_t j = 0; j < width; j++) {
+                const vf before = j == width - 1 ? own : load_at(past + (size_t)j * (size_t)cols, i, cols);
+                sum = vf_fma(before, load_at(weight + (size_t)j * w_stride, i, cols), sum);
+                if (j > 0) store_at(past + (size_t)(j - 1) * (size_t)cols, i, cols, before);
+            }
+            store_at(at, i, cols, silu ? vf_sigmoid_mul(sum, sum) : sum);
+        }
+    }
+}
+
+/* T times 16 lanes of the state, which stay in the first cache over all rows. A lane's sums run over key_dim upwards. */
+INLINE void delta_lanes(const struct delta *d, int32_t first, const int T)
+{
+    const size_t tile = (size_t)d->key_dim * 16;
+    const float scale = 1.0f / __builtin_sqrtf((float)d->key_dim);
+    float *const state = d->state + (size_t)first * tile;
+    for (int32_t row = 0; row < d->n; row++) {
+        const size_t at = (size_t)row * d->stride, gate = (size_t)row * d->gate_stride;
+        const float *const q = d->q + at, *const k = d->k + at;
+        float *const v = d->v + at + first * 16;
+        const vf decay = vf_set1(d->decay[gate]);
+        vf held[4], step[4], out[4];
+        UNROLL for (int t = 0; t < T; t++) held[t] = out[t] = vf_set1(0);
+        for (int32_t i = 0; i < d->key_dim; i++) {
+            UNROLL for (int t = 0; t < T; t++) {
+                held[t] = vf_fma(vf_load(state + (size_t)t * tile + (size_t)i * 16), vf_set1(k[i]), held[t]);
+                KEEP(held[t]);
+            }
+        }
+        UNROLL for (int t = 0; t < T; t++) {
+            const vf error = vf_sub(load_at(v, t * 16, d->value_dim - first * 16), vf_mul(vf_mul(held[t], decay), vf_set1(scale)));
+            step[t] = vf_mul(error, vf_set1(d->beta[gate] * scale));
+        }
+        for (int32_t i = 0; i < d->key_dim; i++) {
+            UNROLL for (int t = 0; t < T; t++) {
+                float *const s = state + (size_t)t * tile + (size_t)i * 16;
+                const vf next = vf_fma(step[t], vf_set1(k[i]), vf_mul(vf_load(s), decay));
+                vf_store(s, next);
+                out[t] = vf_fma(next, vf_set1(q[i]), out[t]);
+                KEEP(out[t]);
+            }
+        }
+        UNROLL for (int t = 0; t < T; t++) store_at(v, t * 16, d->value_dim - first * 16, vf_mul(out[t], vf_set1(scale * scale)));
+    }
+}
+
+static void kernel_delta(const struct delta *d)
+{
+#define CALL(j, T) delta_lanes(d, j, T)
+    BY_FOURS((d->value_dim + 15) / 16, CALL);
+#undef CALL
+}
+
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
     .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4,
@@ -474,6 +567,10 @@ const struct kernels KERNELS = {
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
     .silu_mul = kernel_silu_mul,
+    .sigmoid_mul = kernel_sigmoid_mul,
+    .convolve = kernel_convolve,
+    .delta_gates = kernel_delta_gates,
+    .delta = kernel_delta,
     .argmax = kernel_argmax,
     .softmax = kernel_softmax,
     .rotate = kernel_rotate,

@@ -101,17 +101,37 @@ struct attend {
 /* Floats of what one block says about one query: maximum, sum, and the output not yet divided, by lanes of 16. */
 static inline size_t attend_partial_floats(int32_t value_dim) { return 2 + (((size_t)value_dim + 15) & ~(size_t)15); }
 
+/* The gated delta rule of one head over n rows, arXiv:2412.06464: with k and q of length 1,
+ *   state *= decay; state += k (v - state^T k)^T beta; v becomes state^T q / sqrt(key_dim). */
+struct delta {
+    int32_t n, key_dim, value_dim;
+    const float *q, *k;                       /* the first row's, each of length sqrt(key_dim) */
+    float *v;
+    const float *beta, *decay;                /* one of each a row */
+    size_t stride, gate_stride;               /* floats from row to row: of q, k, v; of beta, decay */
+    float *state;                             /* [roundup16(value_dim) / 16][key_dim][16] */
+};
+
 struct kernels {
     const char *name;
     void (*matmul[TYPE_COUNT])(const struct matmul *m); /* by the type of w */
     /* Quantises groups first … first + count - 1 of a row of n floats into its q8 row; x: where the first group begins. NaN and infinity end up in the
      * scale, so that they reach the logits. */
     void (*quantize)(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row);
-    /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
+    /* out = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). out may be x. Zhang and Sennrich, arXiv:1910.07467 */
     void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
     /* gate = (up + offset) * gate * sigmoid(alpha * gate), where limit > 0 of a gate of at most limit and of up within
      * +- limit. With 0, 1, 0: silu(gate) * up. arXiv:2002.05202 */
     void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float offset);
+    void (*sigmoid_mul)(float *y, const float *x, int32_t n);  /* y *= sigmoid(x) */
+    /* A causal convolution of each column of x [n][stride], in place: a row becomes the sum over j < width of weight
+     * [width][w_stride] row j times the row width - 1 - j before it, then silu of that if asked. past [width - 1][cols]: the
+     * rows before the first, oldest first; afterwards those before the next. */
+    void (*convolve)(float *x, size_t stride, int32_t n, int32_t cols, const float *weight, size_t w_stride, int32_t width,
+                     float *past, bool silu);
+    /* beta = sigmoid(beta); decay = e^(-e^log_rate softplus(decay + bias)); n of each */
+    void (*delta_gates)(float *beta, float *decay, const float *log_rate, const float *bias, int32_t n);
+    void (*delta)(const struct delta *d);
     int32_t (*argmax)(const float *x, int32_t n);              /* the lowest index of the largest; n >= 1, no NaN */
     void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */
     /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */

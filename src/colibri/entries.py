@@ -141,12 +141,35 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         projections = (("q", n_q), ("k", n_kv), ("v", n_kv))
         for part, rows in projections:
             yield matrix(f"{at}attn_{part}", rows, n_embd)
+        if config["attn_gate"]:
+            yield matrix(at + "attn_gate", n_q, n_embd)
         if config["attn_qkv_bias"]:
             for part, rows in projections:
                 yield vector(f"{at}attn_{part}_bias", rows)
         if config["qk_norm"]:
             for part, rows in projections[:2]:
                 yield vector(f"{at}attn_{part}_norm", head_dim if config["qk_norm"] == 1 else rows)
+
+    def delta(at: str) -> Iterator[Entry]:
+        heads, value_dim = config["delta_heads"], config["delta_value_dim"]
+        channels = 2 * config["delta_key_heads"] * config["delta_key_dim"] + heads * value_dim
+        yield matrix(at + "delta_qkv", channels, n_embd)
+        yield matrix(at + "delta_gate", heads * value_dim, n_embd)
+        yield matrix(at + "delta_beta", heads, n_embd, "f32")
+        yield matrix(at + "delta_decay", heads, n_embd, "f32")
+        yield vector(at + "delta_conv", channels * config["conv_width"])
+        yield vector(at + "delta_log_rate", heads)
+        yield vector(at + "delta_decay_bias", heads)
+        yield vector(at + "delta_value_norm", value_dim)
+        yield matrix(at + "delta_out", n_embd, heads * value_dim)
+
+    def attention(at: str) -> Iterator[Entry]:
+        yield from latent(at) if kv_latent else grouped(at)
+        yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
+        if config["attn_out_bias"]:
+            yield vector(at + "attn_out_bias", n_embd)
+        if config["attn_sinks"]:
+            yield vector(at + "attn_sinks", config["n_heads"])
 
     def gated(at: str, width: int) -> Iterator[Entry]:
         yield matrix(f"{at}_gate", width, n_embd)
@@ -162,12 +185,7 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
     for layer in range(config["n_layers"]):
         at = f"layers.{layer}."
         yield vector(at + "attn_norm", n_embd)
-        yield from latent(at) if kv_latent else grouped(at)
-        yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
-        if config["attn_out_bias"]:
-            yield vector(at + "attn_out_bias", n_embd)
-        if config["attn_sinks"]:
-            yield vector(at + "attn_sinks", config["n_heads"])
+        yield from delta(at) if config["mixer"][layer] else attention(at)
         yield vector(at + "ffn_norm", n_embd)
         n_experts = config["n_experts"][layer]
         if not n_experts:
@@ -210,7 +228,7 @@ def entry_class(entry: Entry) -> str:
     if part.endswith("_norm"):
         return "norms"
     kind = part.split("_", 1)[0]
-    return {"attn": "attention", "rope": "attention", "ffn": "dense"}.get(kind, kind)
+    return {"attn": "attention", "delta": "attention", "rope": "attention", "ffn": "dense"}.get(kind, kind)
 
 
 def bytes_by_class(entries: Iterable[Entry]) -> dict[str, int]:

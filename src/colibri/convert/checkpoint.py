@@ -70,6 +70,7 @@ class View:
     order: Sequence[int] = ()  # source row of each row, or place of each number, if they are not neighbours
     flat: bool = False  # a vector: the numbers of a tensor of any shape
     scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
+    affine: tuple[float, float] = (0.0, 1.0)  # a vector becomes (numbers + first) x second, rounded once
 
     def bytes(self, rows: int) -> int:
         """Of so many rows in the file."""
@@ -90,7 +91,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
             f"{source} has no config.json, so it is not a Hugging Face checkpoint. Give the directory that "
             "holds config.json and the .safetensors files."
         )
-    config = read_json(config_path)
+    config = _text_part(read_json(config_path))
     files = weight_files(source)
     tensors: dict[str, SourceTensor] = {}
     for file in files:
@@ -103,6 +104,17 @@ def open_checkpoint(source: Path) -> Checkpoint:
                     "the same tensor. Remove the file that does not belong to this checkpoint."
                 )
     return Checkpoint(source, config, tensors, tuple(files))
+
+
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the language model where config.json wraps it in a larger one. What stands beside them
+    stays, and says which model it is."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = {name: value for name, value in config.items() if name != "text_config"}
+    named = {name: outer[name] for name in ("model_type", "architectures") if name in outer}
+    return outer | text | named
 
 
 def read_json(path: Path) -> dict[str, Any]:

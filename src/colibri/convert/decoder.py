@@ -29,19 +29,21 @@ class Cut(NamedTuple):
     """An entry that is a part or a permutation of its source: the source's shape, and the part that a head
     has."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     view: Callable[[SourceTensor, int], View]
 
 
 class Decoder(NamedTuple):
     """A model's config fields (without n_vocab_used, which follows from the tokenizer), its RoPE
-    frequencies, how many layers behind the last one a checkpoint may hold for other purposes, and cuts by
-    target entry; {H} in it is the head."""
+    frequencies, how many layers behind the last one a checkpoint may hold for other purposes, cuts by
+    target entry; {H} in it is the head; and how the names of tensors begin that serve other purposes."""
 
     config: dict[str, Any]
     inv_freq: npt.NDArray[np.float32]
     extra_layers: int = 0
     cuts: Mapping[str, Cut] = {}
+    affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
+    left_out: tuple[str, ...] = ()
     all_dim_scale: float = 1.0  # of rope.py's Rope
 
 
@@ -91,10 +93,11 @@ def read_decoder(
     share: float | None = None,
     head_dim: int | None = None,
     windows: Windows | None = None,
+    others: tuple[str, ...] = (),
 ) -> Decoder:
     """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
     num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
-    `share` as in read_rope, `windows` as in read_windows. `head_dim`: a family that knows it allows no other
+    `share` as in read_rope, `windows` and `others` as in read_windows. `head_dim`: a family that knows it allows no other
     in config.json.
     """
     keys.require("hidden_act", ("silu", "swish"), "silu")
@@ -130,7 +133,7 @@ def read_decoder(
         "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
         "attn_scale": head_dim**-0.5,
         "tied_output": int(keys.flag("tie_word_embeddings", False)),
-        "window": read_windows(keys, windows, n_layers, context_length),
+        "window": read_windows(keys, windows, n_layers, context_length, others),
     }
     return Decoder(config, rope.inv_freq, all_dim_scale=rope.all_dim_scale)
 

@@ -27,7 +27,11 @@ _REASONS = {
         "torch_dtype dtype use_cache return_dict output_attentions output_hidden_states torchscript "
         "use_bfloat16 tf_legacy_loss chunk_size_feed_forward attn_implementation _attn_implementation "
         "_attn_implementation_autoset _experts_implementation experts_implementation _flash_attn_2_enabled "
-        "use_flash_attn cache_implementation low_cpu_mem_usage ep_size"
+        "use_flash_attn cache_implementation low_cpu_mem_usage ep_size mamba_ssm_dtype"
+    ),
+    "other inputs than text, and layers for tokens further on: left out": (
+        "vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id "
+        "mtp_num_hidden_layers mtp_use_dedicated_embeddings"
     ),
     "token ids, read for generation.json": (
         "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id forced_bos_token_id "

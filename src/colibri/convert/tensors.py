@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from colibri.config import Config
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
@@ -45,6 +46,8 @@ def resolve(
             layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(layer[1])] if layer else 1
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
+            if pattern in decoder.affine:
+                views = [replace(view, affine=decoder.affine[pattern]) for view in views]
         found[entry.name] = tuple(views)
     used = {view.tensor.name for one in found.values() for view in one}
     used |= {view.scales.name for one in found.values() for view in one if view.scales}
@@ -55,6 +58,7 @@ def resolve(
             continue
         layer = _LAYER.match(short)
         extra = layer is not None and 0 <= int(layer[1]) - config["n_layers"] < decoder.extra_layers
+        extra = extra or short.startswith(decoder.left_out)
         skip = extra or short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
         (ignored if skip else unknown).append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)

@@ -24,13 +24,17 @@ class Windows(NamedTuple):
     by_types: bool = False  # layer_types of config.json takes the place of `placed`
 
 
-def read_windows(keys: Keys, rule: Windows | None, n_layers: int, context_length: int) -> list[int]:
-    """Positions that each layer sees, 0 for all; a window no smaller than the context changes nothing."""
+def read_windows(
+    keys: Keys, rule: Windows | None, n_layers: int, context_length: int, others: tuple[str, ...] = ()
+) -> list[int]:
+    """Positions that each layer sees, 0 for all; a window no smaller than the context changes nothing.
+    `others`: layer types that the family reads itself; none of them has a window."""
     types = keys.raw("layer_types")
-    wanted = f"{n_layers} times {FULL!r} or {SLIDING!r}"
-    known = types is None or isinstance(types, list) and all(one in (FULL, SLIDING) for one in types)
+    wanted = f"{n_layers} times {' or '.join(map(repr, (FULL, SLIDING, *others)))}"
+    known = types is None or isinstance(types, list) and all(one in (FULL, SLIDING, *others) for one in types)
     if not known or (types is not None and len(types) != n_layers):
         raise keys.error("layer_types", wanted, "Other layer types are not supported.")
+    types = types and [FULL if one in others else one for one in types]
     switch = keys.raw("use_sliding_window")
     if switch not in (None, True, False):
         raise keys.error("use_sliding_window", "true or false")
