@@ -8,7 +8,7 @@ static const char *const names[COLIBRI_PHASES] = {
     [COLIBRI_PHASE_OUTPUT] = "output",   [COLIBRI_PHASE_OBSERVER] = "observer", [COLIBRI_PHASE_DELTA] = "delta",
 };
 
-const char *profile_phase_name(int32_t phase)
+const char *colibri_phase_name(int32_t phase)
 {
     return phase < 0 || phase >= COLIBRI_PHASES ? NULL : names[phase];
 }

@@ -17,7 +17,6 @@ struct profile {
 void profile_begin(struct profile *profile, const colibri_profile *out, struct threads *threads);
 /* Everything since the last mark was this phase of this layer; layer n_layers: what is outside the layers. */
 void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase phase);
-const char *profile_phase_name(int32_t phase);
 
 /* Cycle counter around one expert's work; 0 where nobody asked. */
 static inline uint64_t profile_ticks(const struct profile *profile)

@@ -1,5 +1,4 @@
-/* session.c: lays a context out in one reservation, and evaluates batches chunk by chunk. Owns the context's memory;
- * a failed evaluation leaves every sequence as it was. */
+/* session.c: the life of a context: parameters, its layout in one reservation, start and end. Owns the context's memory. */
 #include "session.h"
 
 #include <inttypes.h>
@@ -62,8 +61,10 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     plan->total_bytes = plan->weights_mapped + plan->weights_resident + plan->model + plan->context_bytes;
 }
 
-int32_t session_plan(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error)
+int32_t colibri_plan(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error)
 {
+    FAIL_IF(model == NULL || p == NULL || plan == NULL, error, ARGUMENT,
+            "colibri_plan: expected a model, parameters and a place for the plan");
     struct arena arena = {0};
     colibri_context scratch;
     void *stacks;
@@ -97,11 +98,31 @@ static int32_t find_memory(const colibri_params *p, uint64_t bytes, void **memor
                        bytes, p->context, p->max_batch, p->chunk, available);
 }
 
-int32_t session_start(colibri_model *model, const colibri_params *p, colibri_context **out, colibri_error *error)
+int32_t colibri_default_params(const colibri_model *model, colibri_params *params)
 {
+    if (model == NULL || params == NULL) return COLIBRI_ERROR_ARGUMENT;
+    const int32_t trained = model->config.context_length, context = trained < 4096 ? trained : 4096;
+    *params = (colibri_params){
+        .context = context,
+        .max_batch = 1,
+        .threads = os_core_count(),
+        .chunk = 1024,
+    };
+    return COLIBRI_OK;
+}
+
+int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_context **out, colibri_error *error)
+{
+    if (out != NULL) *out = NULL;
+    FAIL_IF(model == NULL || out == NULL, error, ARGUMENT, "colibri_init: expected a model and a place for the context");
+    colibri_params defaults;
+    if (p == NULL) {
+        colibri_default_params(model, &defaults);
+        p = &defaults;
+    }
     colibri_memory_plan plan;
     void *memory, *stacks;
-    TRY(session_plan(model, p, &plan, error));
+    TRY(colibri_plan(model, p, &plan, error));
     TRY(find_memory(p, plan.context_bytes, &memory, error));
     struct arena arena = {.base = memory};
     colibri_context *const context = memory;
@@ -121,13 +142,14 @@ int32_t session_start(colibri_model *model, const colibri_params *p, colibri_con
     cache_reset(&context->cache);
     atomic_fetch_add(&model->references, 1);
     const int32_t status = threads_start(&context->threads, p->threads, p->pin != 0, stacks, error);
-    if (status != COLIBRI_OK) session_end(context);
+    if (status != COLIBRI_OK) colibri_free(context);
     else *out = context;
     return status;
 }
 
-void session_end(colibri_context *context)
+void colibri_free(colibri_context *context)
 {
+    if (context == NULL) return;
     colibri_model *const model = context->model;
     const struct cache cache = context->cache;
     const uint64_t bytes = context->bytes;
@@ -140,118 +162,5 @@ void session_end(colibri_context *context)
     os_wipe(cache.pool, (uint64_t)cache.n_touched * cache.block_bytes);
     os_wipe(context, (uint64_t)(cache.states - (uint8_t *)context));
     if (owned) os_release(context, bytes);
-    weights_release(model);
-}
-
-static int32_t check_input(colibri_context *context, const colibri_input *in, int32_t index)
-{
-    colibri_error *const error = &context->error;
-    const int32_t n_vocab = context->model->config.n_vocab;
-    FAIL_IF(in->sequence < 0 || in->sequence >= context->params.max_batch, error, ARGUMENT,
-            "inputs[%d].sequence: expected 0 to %d, found %d", index, context->params.max_batch - 1, in->sequence);
-    FAIL_IF(context->in_batch[in->sequence], error, ARGUMENT, "inputs[%d].sequence: %d is in this batch already", index,
-            in->sequence);
-    context->in_batch[in->sequence] = true;
-    FAIL_IF(in->n_ids < 1 || in->ids == NULL, error, ARGUMENT, "inputs[%d]: expected at least one id, found %d", index,
-            in->n_ids);
-    FAIL_IF(in->n_logits < 0 || in->n_logits > in->n_ids || (in->n_logits > 0 && in->logits == NULL), error, ARGUMENT,
-            "inputs[%d].n_logits: expected 0 to %d and a place for them, found %d", index, in->n_ids, in->n_logits);
-    const int32_t held = context->cache.lengths[in->sequence];
-    FAIL_IF(in->n_ids > context->params.context - held, error, CONTEXT,
-            "sequence %d holds %d positions and %d more were given, but the context is %d; open the model with a larger "
-            "context or shorten the input", in->sequence, held, in->n_ids, context->params.context);
-    for (int32_t i = 0; i < in->n_ids; i++) {
-        if (in->ids[i] >= 0 && in->ids[i] < n_vocab) continue;
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "inputs[%d].ids[%d]: expected 0 to %d, found %d", index, i,
-                           n_vocab - 1, in->ids[i]);
-    }
-    return COLIBRI_OK;
-}
-
-/* Fills the chunk with the next rows and reserves their positions; *at is the first input that has some left. */
-static void next_chunk(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t *at)
-{
-    struct chunk *const c = &context->chunk;
-    const size_t n_vocab = (size_t)c->config->n_vocab;
-    c->n = 0;
-    c->n_outputs = 0;
-    while (*at < n_inputs && c->n < context->params.chunk) {
-        const colibri_input *const in = &inputs[*at];
-        const int32_t end = context->lengths_before[in->sequence] + in->n_ids, position = context->cache.valid[in->sequence];
-        const int32_t room = context->params.chunk - c->n, left = end - position, take = left < room ? left : room;
-        const int32_t *const ids = cache_ids(&context->cache, in->sequence);
-        cache_reserve(&context->cache, in->sequence, take);
-        for (int32_t i = position; i < position + take; i++, c->n++) {
-            c->ids[c->n] = ids[i];
-            c->sequences[c->n] = in->sequence;
-            c->positions[c->n] = i;
-            if (i < end - in->n_logits) continue;
-            c->output_rows[c->n_outputs] = c->n;
-            c->outputs[c->n_outputs++] = in->logits + (size_t)(i - (end - in->n_logits)) * n_vocab;
-        }
-        if (take == left) ++*at;
-    }
-}
-
-static int32_t run_chunks(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
-                          const colibri_observer *observer)
-{
-    struct watch watch = {.observer = observer, .cancelled = &context->cancelled};
-    struct chunk *const c = &context->chunk;
-    for (int32_t i = 0; i < n_inputs; i++) {
-        const int32_t end = context->lengths_before[inputs[i].sequence] + inputs[i].n_ids;
-        watch.total += (uint64_t)(end - context->cache.valid[inputs[i].sequence]) * (uint64_t)c->config->n_layers;
-    }
-    for (int32_t at = 0; at < n_inputs;) {
-        next_chunk(context, inputs, n_inputs, &at);
-        TRY(forward(c, &watch, &context->error));
-        for (int32_t row = 0; row < c->n; row += chunk_run(c, row)) {
-            cache_commit(c->cache, c->sequences[row], c->positions[row], chunk_run(c, row));
-        }
-    }
-    return COLIBRI_OK;
-}
-
-int32_t session_check_idle(colibri_context *context)
-{
-    if (!context->evaluating) return COLIBRI_OK;
-    return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT,
-                       "the context is evaluating: an observer may call colibri_cancel and nothing else of its context");
-}
-
-int32_t session_measure(colibri_context *context, const colibri_profile *profile)
-{
-    const colibri_model_info *const info = &context->model->info;
-    FAIL_IF(profile != NULL && (profile->n_layers != info->n_layers || profile->n_experts != info->n_experts),
-            &context->error, ARGUMENT, "profile: expected n_layers %d and n_experts %d as in colibri_info, found %d and %d",
-            info->n_layers, info->n_experts, profile->n_layers, profile->n_experts);
-    FAIL_IF(profile != NULL && (profile->phase_ns == NULL || profile->wait_ns == NULL || (profile->expert_ticks == NULL &&
-            info->n_experts > 0)), &context->error, ARGUMENT, "profile: expected arrays for all times, found NULL");
-    context->profile = profile;
-    return COLIBRI_OK;
-}
-
-int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
-                         const colibri_observer *observer)
-{
-    TRY(session_check_idle(context));
-    int32_t status = check_count("n_inputs", inputs == NULL ? 0 : n_inputs, context->params.max_batch, &context->error);
-    memset(context->in_batch, 0, (size_t)context->params.max_batch * sizeof *context->in_batch);
-    for (int32_t i = 0; status == COLIBRI_OK && i < n_inputs; i++) status = check_input(context, &inputs[i], i);
-    if (status != COLIBRI_OK) return status;
-    for (int32_t i = 0; i < n_inputs; i++) {
-        const int32_t sequence = inputs[i].sequence, held = context->cache.lengths[sequence];
-        context->lengths_before[sequence] = held;
-        memcpy(cache_ids(&context->cache, sequence) + held, inputs[i].ids, (size_t)inputs[i].n_ids * sizeof *inputs[i].ids);
-    }
-    context->evaluating = true;
-    profile_begin(&context->chunk.profile, context->profile, &context->threads);
-    status = run_chunks(context, inputs, n_inputs, observer);
-    context->evaluating = false;
-    if (status == COLIBRI_OK) return COLIBRI_OK;
-    atomic_store(&context->cancelled, false); /* a cancellation is spent by the evaluation that it ends */
-    for (int32_t i = 0; i < n_inputs; i++) {
-        cache_rewind(&context->cache, inputs[i].sequence, context->lengths_before[inputs[i].sequence]);
-    }
-    return status;
+    colibri_close(model);
 }

@@ -1,4 +1,4 @@
-/* status.c: writes the text of a failure. Owns nothing; never prints. */
+/* status.c: texts of failures, of statuses and of the version. Owns nothing; never prints. */
 #include "status.h"
 
 #include <stdarg.h>
@@ -13,4 +13,25 @@ int32_t status_fail(colibri_error *error, int32_t status, const char *format, ..
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
     return status;
+}
+
+const char *colibri_version(void)
+{
+    return COLIBRI_VERSION;
+}
+
+const char *colibri_status_text(int32_t status)
+{
+    switch (status) {
+    case COLIBRI_OK: return "ok";
+    case COLIBRI_ERROR_ARGUMENT: return "argument out of range";
+    case COLIBRI_ERROR_IO: return "refused by the operating system";
+    case COLIBRI_ERROR_FORMAT: return "damaged or foreign model file";
+    case COLIBRI_ERROR_UNSUPPORTED: return "not supported by this build or machine";
+    case COLIBRI_ERROR_MEMORY: return "not enough memory";
+    case COLIBRI_ERROR_CONTEXT: return "context is full";
+    case COLIBRI_ERROR_CANCELLED: return "cancelled";
+    case COLIBRI_ERROR_NUMERIC: return "NaN or infinite logit";
+    default: return "unknown status";
+    }
 }

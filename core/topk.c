@@ -1,7 +1,10 @@
 /* topk.c: selection and sorting in place; nothing is allocated. */
 #include "topk.h"
 
+#include "../include/colibri.h"
+
 #include <stdbool.h>
+#include <stddef.h>
 
 static inline bool better(const float *values, int32_t a, int32_t b)
 {
@@ -42,4 +45,11 @@ void topk_sort(const float *values, int32_t *indices, int32_t n)
         indices[end] = worst;
         sift(values, indices, 0, end);
     }
+}
+
+int32_t colibri_topk_select(const float *values, int32_t n, int32_t k, int32_t *indices)
+{
+    if (values == NULL || indices == NULL || k < 1 || k > n) return COLIBRI_ERROR_ARGUMENT;
+    topk_select(values, n, k, indices);
+    return COLIBRI_OK;
 }

@@ -301,8 +301,10 @@ static void fill_info(colibri_model *model, uint64_t model_bytes)
     };
 }
 
-int32_t weights_open(const char *path, colibri_model **out, colibri_error *error)
+int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error)
 {
+    if (out != NULL) *out = NULL;
+    FAIL_IF(path == NULL || out == NULL, error, ARGUMENT, "colibri_open: expected a path and a place for the model");
     const struct kernels *kernels;
     struct container container;
     struct config config;
@@ -330,7 +332,7 @@ int32_t weights_open(const char *path, colibri_model **out, colibri_error *error
     model->kernels = kernels;
     fill_info(model, arena.used);
     status = bind_model(model, error);
-    if (status != COLIBRI_OK) weights_release(model);
+    if (status != COLIBRI_OK) colibri_close(model);
     else *out = model;
     return status;
 }
@@ -370,24 +372,30 @@ static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress
     return COLIBRI_OK;
 }
 
-int32_t weights_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
+int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
                       void *user, colibri_error *error)
 {
+    FAIL_IF(model == NULL, error, ARGUMENT, "colibri_fetch: expected a model");
     FAIL_IF(atomic_exchange(&model->fetching, true), error, ARGUMENT,
             "colibri_fetch runs already on this model; wait for it");
     atomic_fetch_add(&model->references, 1);
     const int32_t status = fetch(model, residency, progress, user, error);
     atomic_store(&model->fetching, false);
-    weights_release(model);
+    colibri_close(model);
     return status;
 }
 
-void weights_release(colibri_model *model)
+void colibri_close(colibri_model *model)
 {
-    if (atomic_fetch_sub(&model->references, 1) > 1) return;
+    if (model == NULL || atomic_fetch_sub(&model->references, 1) > 1) return;
     os_wipe_private(&model->container.file, atomic_load(&model->private_bytes));
     const uint64_t bytes = model->info.model_bytes;
     container_close(&model->container);
     os_wipe(model, bytes);
     os_release(model, bytes);
+}
+
+const colibri_model_info *colibri_info(const colibri_model *model)
+{
+    return model == NULL ? NULL : &model->info;
 }

@@ -54,9 +54,4 @@ struct colibri_model {
     struct ffn_weights *experts;                /* of all layers */
 };
 
-int32_t weights_open(const char *path, colibri_model **model, colibri_error *error);
-int32_t weights_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
-                      void *user, colibri_error *error);
-void weights_release(colibri_model *model);
-
 #endif

@@ -107,8 +107,8 @@ def make_commands(*targets: str) -> str:
 
 
 def make_flags(target: str) -> set[str]:
-    """Flags with which the Makefile compiles core/api.c for a target."""
-    command = next(line for line in make_commands(target).splitlines() if " -c core/api.c " in line)
+    """Flags with which the Makefile compiles core/evaluate.c for a target."""
+    command = next(line for line in make_commands(target).splitlines() if " -c core/evaluate.c " in line)
     return flags(command.split())
 
 
@@ -134,7 +134,7 @@ def test_cmake_flags_match_make(preset: str, target: str, tmp_path: Path) -> Non
     subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     commands = json.loads((tmp_path / "compile_commands.json").read_text(encoding="utf-8"))
     compiled = {entry["file"]: flags(entry["command"].split()) for entry in commands}
-    assert compiled[str(ROOT / "core" / "api.c")] == make_flags(target)
+    assert compiled[str(ROOT / "core" / "evaluate.c")] == make_flags(target)
     core = {str(path) for path in sources("core", suffixes=(".c",))}
     assert core <= set(compiled), "CMake compiles other files of core/ than there are"
 

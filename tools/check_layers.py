@@ -18,7 +18,7 @@ Table = list[tuple[str, ...]]
 # Outside in. A module may include or import those of later lines only; names on one line do not know each
 # other. A name that ends with / stands for a whole folder.
 CORE: Table = [
-    ("api",),
+    ("evaluate",),
     ("session",),
     ("forward",),
     ("attention", "router", "ffn"),
