@@ -35,18 +35,6 @@ static const struct field *find_field(const char *name, size_t length)
     return NULL;
 }
 
-static void set(struct config *config, const struct field *field, int32_t index, double value)
-{
-    uint8_t *const at = (uint8_t *)config + field->offset + (size_t)index * 4;
-    if (field->type == FIELD_FLOAT) {
-        const float real = (float)value;
-        memcpy(at, &real, sizeof real);
-    } else {
-        const int32_t integer = (int32_t)value;
-        memcpy(at, &integer, sizeof integer);
-    }
-}
-
 struct record { /* one config record as it lies in the file */
     const char *name;
     const uint8_t *values;
@@ -93,8 +81,8 @@ static int32_t store_record(const struct record *record, const struct field *fie
         const double value = field->type == FIELD_FLOAT ? (double)real : integer;
         FAIL_IF(!(value >= field->min && value <= field->max), error, FORMAT,
                 "config field '%s': expected %g to %g, found %g", field->name, field->min, field->max, value);
-        set(config, field, (int32_t)i, value);
     }
+    memcpy((uint8_t *)config + field->offset, record->values, record->count * 4);
     return COLIBRI_OK;
 }
 
@@ -192,8 +180,10 @@ int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config,
     for (int i = 0; i < N_FIELDS; i++) {
         if (seen & (uint64_t)1 << i) continue;
         FAIL_IF(FIELDS[i].required, error, FORMAT, "config field '%s' is missing; convert the model again", FIELDS[i].name);
-        const int32_t count = FIELDS[i].per_layer ? config->n_layers : 1;
-        for (int32_t k = 0; k < count; k++) set(config, &FIELDS[i], k, FIELDS[i].fallback);
+        const int32_t integer = (int32_t)FIELDS[i].fallback, count = FIELDS[i].per_layer ? config->n_layers : 1;
+        const float real = (float)FIELDS[i].fallback;
+        uint8_t *const at = (uint8_t *)config + FIELDS[i].offset;
+        for (int32_t k = 0; k < count; k++) memcpy(at + k * 4, FIELDS[i].type == FIELD_FLOAT ? (const void *)&real : &integer, 4);
     }
     return check_relations(config, error);
 }

@@ -91,7 +91,7 @@ INLINE void store_at(float *y, int32_t i, int32_t n, vf v)
     else store_tail(y + i, v, n - i);
 }
 
-INLINE float dot32(const float *a, const float *b, int32_t n)
+static float kernel_dot(const float *a, const float *b, int32_t n)
 {
     vf low = vf_set1(0), high = vf_set1(0);
     for (int32_t i = 0; i < n; i += 32) {
@@ -207,7 +207,7 @@ static void kernel_softmax(float *x, int32_t n)
 
 static void kernel_rms_norm(float *out, const float *x, const float *weight, int32_t n, float eps)
 {
-    const float mean = dot32(x, x, n) / (float)n;
+    const float mean = kernel_dot(x, x, n) / (float)n;
     const vf scale = vf_set1(1.0f / __builtin_sqrtf(mean + eps));
     for (int32_t i = 0; i < n; i += 16) {
         const vf y = vf_mul(load_at(x, i, n), scale);
@@ -242,11 +242,6 @@ static void kernel_clamp(float *x, float limit, int32_t n)
     for (int32_t i = 0; i < n; i += 16) {
         store_at(x, i, n, vf_min(vf_set1(limit), vf_max(vf_set1(-limit), load_at(x, i, n))));
     }
-}
-
-static float kernel_dot(const float *a, const float *b, int32_t n)
-{
-    return dot32(a, b, n);
 }
 
 static bool kernel_all_finite(const float *x, int64_t n)
