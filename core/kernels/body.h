@@ -91,7 +91,7 @@ INLINE void store_at(float *y, int32_t i, int32_t n, vf v)
     else store_tail(y + i, v, n - i);
 }
 
-static float kernel_dot(const float *a, const float *b, int32_t n)
+INLINE float kernel_dot(const float *a, const float *b, int32_t n)
 {
     vf low = vf_set1(0), high = vf_set1(0);
     for (int32_t i = 0; i < n; i += 32) {
