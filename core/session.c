@@ -141,7 +141,7 @@ void session_end(colibri_context *context)
     if (context->threads.started == context->threads.n - 1) threads_stop(&context->threads);
     /* States and blocks that were ever written, then all before them: untouched pages stay untouched. */
     for (int32_t i = 0; cache.state_bytes > 0 && i < cache.n_sequences * STATES; i++) {
-        if (cache.state_at[i] >= 0) os_wipe(cache.states + (size_t)i * cache.state_bytes, cache.state_bytes);
+        if (cache.marks[i / STATES].at[i % STATES] >= 0) os_wipe(cache.states + (size_t)i * cache.state_bytes, cache.state_bytes);
     }
     os_wipe(cache.pool, (uint64_t)cache.n_touched * cache.block_bytes);
     os_wipe(context, (uint64_t)(cache.states - (uint8_t *)context));
@@ -196,7 +196,7 @@ static void next_chunk(colibri_context *context, const colibri_input *inputs, in
         const int32_t end = context->lengths_before[in->sequence] + in->n_ids, position = context->cache.valid[in->sequence];
         const int32_t room = context->params.chunk - c->n, left = end - position, take = left < room ? left : room;
         const int32_t *const ids = cache_ids(&context->cache, in->sequence);
-        cache_reserve(&context->cache, in->sequence, take);
+        cache_reserve(&context->cache, in->sequence, take, context->lengths_before[in->sequence]);
         for (int32_t i = position; i < position + take; i++, c->n++) {
             c->ids[c->n] = ids[i];
             c->sequences[c->n] = in->sequence;
