@@ -31,7 +31,7 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     c->valid = arena_take(arena, (uint64_t)n_sequences, sizeof *c->valid);
     c->context = context;
     c->ids = arena_take(arena, (uint64_t)n_sequences * (uint64_t)context, sizeof *c->ids);
-    c->state_at = arena_take(arena, (uint64_t)n_sequences * STATES, sizeof *c->state_at);
+    c->marks = arena_take(arena, (uint64_t)n_sequences, sizeof *c->marks);
     c->states = arena_take(arena, (uint64_t)n_sequences * STATES, c->state_bytes);
     c->pool = arena_take(arena, n_blocks, c->block_bytes);
 }
@@ -40,7 +40,7 @@ void cache_reset(struct cache *c)
 {
     memset(c->lengths, 0, (size_t)c->n_sequences * sizeof *c->lengths);
     memset(c->valid, 0, (size_t)c->n_sequences * sizeof *c->valid);
-    for (int32_t i = 0; i < c->n_sequences * STATES; i++) c->state_at[i] = -1;
+    for (int32_t i = 0; i < c->n_sequences; i++) c->marks[i] = (struct state_mark){{-1, -1, -1}, STATE_NOW, STATE_NOW + 1};
     memset(c->references, 0, (size_t)c->n_blocks * sizeof *c->references);
     for (int32_t i = 0; i < c->n_blocks; i++) c->free_blocks[i] = c->n_blocks - 1 - i;
     c->n_free = c->n_blocks;
@@ -65,7 +65,19 @@ static int32_t blocks_of(int32_t length)
     return (int32_t)(((int64_t)length + KV_BLOCK - 1) / KV_BLOCK);
 }
 
-void cache_reserve(struct cache *c, int32_t sequence, int32_t n)
+/* Which state n rows from `first` on leave behind. */
+static void choose_left(struct state_mark *mark, int32_t first, int32_t n, int32_t before)
+{
+    const int32_t kept = cache_kept(first, n), other = 3 - mark->many;
+    mark->left = STATE_NOW;
+    if (kept == 0 || mark->at[1] == kept || mark->at[2] == kept) return;
+    const bool again = mark->at[mark->many] > before || mark->at[mark->many] < mark->at[other];
+    mark->left = n > 1 && again ? mark->many : other;
+    if (n > 1) mark->many = mark->left;
+    mark->at[mark->left] = 0;
+}
+
+void cache_reserve(struct cache *c, int32_t sequence, int32_t n, int32_t before)
 {
     int32_t *const table = c->tables + (size_t)sequence * (size_t)c->blocks_per_sequence;
     const int32_t length = c->valid[sequence], held = blocks_of(length);
@@ -79,34 +91,35 @@ void cache_reserve(struct cache *c, int32_t sequence, int32_t n)
     c->valid[sequence] = length + n;
     if (length + n > c->lengths[sequence]) c->lengths[sequence] = length + n;
     if (c->state_bytes == 0) return;
-    c->state_at[sequence * STATES + STATE_NOW] = 0; /* until all layers have been through */
-    if (cache_kept(length, n) >= 0) c->state_at[sequence * STATES + cache_keeper(n)] = 0;
+    c->marks[sequence].at[STATE_NOW] = 0; /* until all layers have been through */
+    choose_left(&c->marks[sequence], length, n, before);
 }
 
 void cache_commit(const struct cache *c, int32_t sequence, int32_t first, int32_t n)
 {
-    if (c->state_bytes == 0) return;
-    c->state_at[sequence * STATES + STATE_NOW] = first + n;
-    if (cache_kept(first, n) >= 0) c->state_at[sequence * STATES + cache_keeper(n)] = cache_kept(first, n);
+    struct state_mark *const mark = &c->marks[sequence];
+    mark->at[STATE_NOW] = first + n;
+    if (mark->left != STATE_NOW) mark->at[mark->left] = cache_kept(first, n);
 }
 
-static void copy_state(struct cache *c, int32_t source, int32_t target)
+static uint8_t *whole_state(const struct cache *c, int32_t sequence, int32_t which)
 {
-    memcpy(c->states + (size_t)target * c->state_bytes, c->states + (size_t)source * c->state_bytes, c->state_bytes);
-    c->state_at[target] = c->state_at[source];
+    return c->states + ((size_t)sequence * STATES + (size_t)which) * c->state_bytes;
 }
 
 /* Makes the last state at or before `position` the current one and forgets those behind; returns where it is. */
 static int32_t rewind_state(struct cache *c, int32_t sequence, int32_t position)
 {
-    const int32_t now = sequence * STATES + STATE_NOW;
-    int32_t best = now, *const at = c->state_at;
-    for (int32_t i = now; i < now + STATES; i++) {
+    int32_t best = STATE_NOW, *const at = c->marks[sequence].at;
+    for (int32_t i = 0; i < STATES; i++) {
         if (at[i] > position) at[i] = 0;
         if (at[i] > at[best]) best = i;
     }
-    if (best != now && at[best] > 0) copy_state(c, best, now);
-    return at[now] > 0 ? at[now] : 0;
+    if (best != STATE_NOW && at[best] > 0) {
+        memcpy(whole_state(c, sequence, STATE_NOW), whole_state(c, sequence, best), c->state_bytes);
+        at[STATE_NOW] = at[best];
+    }
+    return at[STATE_NOW] > 0 ? at[STATE_NOW] : 0;
 }
 
 void cache_rewind(struct cache *c, int32_t sequence, int32_t position)
@@ -129,8 +142,11 @@ void cache_fork(struct cache *c, int32_t source, int32_t target)
         c->references[from[i]]++;
     }
     for (int32_t i = 0; i < STATES; i++) {
-        if (c->state_at[source * STATES + i] > 0) copy_state(c, source * STATES + i, target * STATES + i);
+        if (c->marks[source].at[i] <= 0) continue;
+        memcpy(whole_state(c, target, i), whole_state(c, source, i), c->state_bytes);
+        c->marks[target].at[i] = c->marks[source].at[i];
     }
+    c->marks[target].many = c->marks[source].many;
     memcpy(cache_ids(c, target), cache_ids(c, source), (size_t)c->lengths[source] * sizeof *c->ids);
     c->valid[target] = c->valid[source];
     c->lengths[target] = c->lengths[source];

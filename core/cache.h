@@ -1,8 +1,9 @@
 /* cache.h: what sequences remember: ids, the KV cache, states. Positions of a sequence lie in blocks of KV_BLOCK, aligned to
  * absolute positions; a table per sequence names its blocks; sequences forked from one another share whole blocks until one
- * of them writes. Layers with a state have three of them per sequence: the current one, and the ones before the last
- * multiple of KV_BLOCK that several rows at once came by, and that a single row did. A sequence rewound to where no state
- * is holds all its positions (`lengths`), but is evaluated again from the state before (`valid`).
+ * of them writes. Layers with a state have three of them per sequence: the current one and two that rows left behind in front
+ * of the last multiple of KV_BLOCK among them. Rows that come one by one never replace what several at once left last, and an
+ * evaluation replaces one only. A sequence rewound to where no state is holds its positions (`lengths`), but is evaluated
+ * again from the state in front of them (`valid`).
  *
  *   block: for each layer, for each kv head:
  *            keys   [positions / 16][key_dim][16]   (element d of 16 neighbouring positions side by side)
@@ -17,7 +18,14 @@
 #include "config.h"
 #include "kernels/kernels.h"
 
-enum { STATE_NOW, STATE_OF_MANY, STATE_OF_ONE, STATES };
+enum { STATE_NOW, STATES = 3 };
+
+/* Of a sequence. */
+struct state_mark {
+    int32_t at[STATES]; /* positions that each state stands behind; 0: useless, -1: never written */
+    int32_t left;       /* the state that the rows reserved last leave behind; STATE_NOW: none */
+    int32_t many;       /* the one that several rows at once left last */
+};
 
 struct cache {
     int32_t n_sequences, n_blocks;      /* blocks in the pool */
@@ -30,7 +38,7 @@ struct cache {
     int32_t *tables;                    /* [n_sequences][blocks_per_sequence] */
     int32_t context, *ids;              /* [n_sequences][context] */
     int32_t *lengths, *valid;           /* [n_sequences] positions held; of these evaluated, the others once more when next used */
-    int32_t *state_at;                  /* [n_sequences][STATES] positions behind a state; 0: useless, -1: never written */
+    struct state_mark *marks;           /* [n_sequences] */
     uint8_t *states;                    /* [n_sequences][STATES][state_bytes] */
     int32_t *references;                /* [n_blocks] sequences that use the block */
     int32_t *free_blocks;               /* stack of unused blocks */
@@ -42,8 +50,9 @@ struct cache {
 void cache_layout(struct cache *cache, struct arena *arena, const struct config *config, int32_t context,
                   int32_t n_sequences);
 void cache_reset(struct cache *cache);
-/* Makes positions valid … valid + n - 1 writable, unshared. Never fails: the pool holds full sequences. */
-void cache_reserve(struct cache *cache, int32_t sequence, int32_t n);
+/* Makes positions valid … valid + n - 1 writable, unshared, for an evaluation that found `before` positions. Never fails: the
+ * pool holds full sequences. */
+void cache_reserve(struct cache *cache, int32_t sequence, int32_t n, int32_t before);
 /* The n positions from `first` on that were reserved are evaluated: the states belong to them. */
 void cache_commit(const struct cache *cache, int32_t sequence, int32_t first, int32_t n);
 void cache_rewind(struct cache *cache, int32_t sequence, int32_t position);
@@ -72,11 +81,11 @@ static inline int32_t *cache_ids(const struct cache *cache, int32_t sequence)
     return cache->ids + (size_t)sequence * (size_t)cache->context;
 }
 
-/* Of n positions from `first` on, the one before which the state is kept; -1: none. */
+/* Of n positions from `first` on, the one in front of which the state may be kept; 0: none. */
 static inline int32_t cache_kept(int32_t first, int32_t n)
 {
     const int32_t at = (first + n - 1) / KV_BLOCK * KV_BLOCK;
-    return at > 0 && at >= first ? at : -1;
+    return at >= first ? at : 0;
 }
 
 /* A layer's part of a state. */
@@ -85,9 +94,6 @@ static inline float *cache_state(const struct cache *cache, int32_t sequence, in
     const size_t at = ((size_t)sequence * STATES + (size_t)which) * cache->state_bytes;
     return (float *)(void *)(cache->states + at + cache->layer_offset[layer]);
 }
-
-/* Which state n rows at once leave behind. */
-static inline int32_t cache_keeper(int32_t n) { return n == 1 ? STATE_OF_ONE : STATE_OF_MANY; }
 
 static inline size_t cache_conv_floats(const struct config *c)
 {

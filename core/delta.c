@@ -25,12 +25,13 @@ static void pass(const struct delta_work *work, pass_rows *rows, int32_t head, s
     const struct chunk *const c = work->chunk;
     for (int32_t row = 0, n; row < c->n; row += n) {
         n = chunk_run(c, row);
-        const int32_t position = c->positions[row], kept = cache_kept(position, n), before = kept < 0 ? n : kept - position;
-        float *const now = cache_state(c->cache, c->sequences[row], STATE_NOW, work->layer) + at;
+        const int32_t sequence = c->sequences[row], position = c->positions[row], left = c->cache->marks[sequence].left;
+        const int32_t before = left == STATE_NOW ? n : cache_kept(position, n) - position;
+        float *const now = cache_state(c->cache, sequence, STATE_NOW, work->layer) + at;
         if (position == 0) memset(now, 0, floats * sizeof *now);
         rows(work, head, row, before, now);
-        if (kept < 0) continue;
-        memcpy(cache_state(c->cache, c->sequences[row], cache_keeper(n), work->layer) + at, now, floats * sizeof *now);
+        if (left == STATE_NOW) continue;
+        memcpy(cache_state(c->cache, sequence, left, work->layer) + at, now, floats * sizeof *now);
         rows(work, head, row + before, n - before, now);
     }
 }

@@ -41,7 +41,7 @@ static void next_chunk(colibri_context *context, const colibri_input *inputs, in
         const int32_t end = context->lengths_before[in->sequence] + in->n_ids, position = context->cache.valid[in->sequence];
         const int32_t room = context->params.chunk - c->n, left = end - position, take = left < room ? left : room;
         const int32_t *const ids = cache_ids(&context->cache, in->sequence);
-        cache_reserve(&context->cache, in->sequence, take);
+        cache_reserve(&context->cache, in->sequence, take, context->lengths_before[in->sequence]);
         for (int32_t i = position; i < position + take; i++, c->n++) {
             c->ids[c->n] = ids[i];
             c->sequences[c->n] = in->sequence;

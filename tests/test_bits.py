@@ -43,6 +43,8 @@ MODELS = (
     "gpt_oss_odd",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
+    "qwen3_next_odd",
+    "qwen3_5_moe_bf16",
 )
 CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q6", "q4")]
 CASES.append(("gpt_oss_mxfp4", "q8"))  # whose experts stay as they are
@@ -261,7 +263,7 @@ def test_no_heap_call_after_init(tmp_path: Path) -> None:
     ]
     subprocess.run(["cc", *arguments, "-pthread", "-o", str(program)], check=True)
     cases = [("qwen2_moe_dense_layers", "q8"), ("mixtral_bf16", "f32"), ("olmoe_clip", "bf16")]
-    for name, type in [*cases, ("deepseek_v3_odd", "q8")]:
+    for name, type in [*cases, ("deepseek_v3_odd", "q8"), ("qwen3_next_odd", "q8")]:
         found = subprocess.run(
             [str(program), str(models.converted(name, type))], check=True, capture_output=True, text=True
         )

@@ -11,11 +11,11 @@
 enum { BENCH_N = 2048, BENCH_ROWS = 1024, BENCH_HEAD = 128, BENCH_KEYS = 4096 };
 
 enum entry { QUANTIZE, RMS_NORM, SILU_MUL, SOFTMAX, ROTATE, ADD, ADD_SCALED, CLAMP, DOT, EXP, ALL_FINITE, ARGMAX, READ_ROW, MATMUL,
-             ATTEND, ATTEND_BLOCK, ATTEND_MERGE };
+             ATTEND, ATTEND_BLOCK, ATTEND_MERGE, CONVOLVE, DELTA };
 
 static const char *const entry_names[] = {"quantize", "rms_norm", "silu_mul", "softmax", "rotate", "add", "add_scaled",
                                           "clamp", "dot", "exp", "all_finite", "argmax", "read_row", "matmul",
-                                          "attend", "attend_block", "attend_merge"};
+                                          "attend", "attend_block", "attend_merge", "convolve", "delta"};
 
 /* Operands of one call. */
 struct bench {
@@ -25,6 +25,7 @@ struct bench {
     uint8_t *row;          /* a q8 row */
     struct matmul matmul;
     struct attend attend;
+    struct delta delta;
     float *partials;       /* of each query and block */
 };
 
@@ -50,6 +51,8 @@ static inline void bench_call(const struct bench *b)
     case MATMUL: k->matmul[b->matmul.w->type](&b->matmul); break;
     case ATTEND: k->attend(&b->attend, -1); break;
     case ATTEND_BLOCK: k->attend(&b->attend, 0); break;
+    case CONVOLVE: k->convolve(b->a, BENCH_HEAD, BENCH_N / BENCH_HEAD, BENCH_HEAD, b->b, BENCH_HEAD, 4, b->partials, true); break;
+    case DELTA: k->delta(&b->delta); break;
     case ATTEND_MERGE: k->attend_merge(b->partials, BENCH_KEYS / KV_BLOCK, BENCH_HEAD, NULL, b->attend.out[0]); break;
     }
 }
@@ -149,6 +152,24 @@ static inline void bench_attention(struct bench *b)
     free(b->partials);
 }
 
+/* One head of 128 by 128 over 16 rows, and a convolution of as many channels. */
+static inline void bench_states(struct bench *b)
+{
+    enum { ROWS = BENCH_N / BENCH_HEAD };
+    static const float gates[2] = {0.5f, 0.99f};
+    b->partials = take(((size_t)BENCH_HEAD * BENCH_HEAD + ROWS * BENCH_HEAD) * 4);
+    b->entry = CONVOLVE;
+    bench_line(b, "n 16, width 4", BENCH_N, "elements");
+    memset(b->partials, 0, (size_t)BENCH_HEAD * BENCH_HEAD * 4);
+    b->entry = DELTA;
+    b->delta = (struct delta){.n = ROWS, .key_dim = BENCH_HEAD, .value_dim = BENCH_HEAD, .q = b->b, .k = b->b, .stride = BENCH_HEAD,
+                              .v = b->partials + (size_t)BENCH_HEAD * BENCH_HEAD, .beta = gates, .decay = gates + 1,
+                              .state = b->partials};
+    fill(b->delta.v, BENCH_N, 1, ORDINARY);
+    bench_line(b, "n 16", 7.0 * ROWS * BENCH_HEAD * BENCH_HEAD, "FLOP");
+    free(b->partials);
+}
+
 /* All kernels of a set. */
 static inline void bench_set(const struct kernels *kernels)
 {
@@ -168,6 +189,7 @@ static inline void bench_set(const struct kernels *kernels)
     bench_matrices(&b, TYPE_Q6, "q6");
     bench_matrices(&b, TYPE_MXFP4, "mxfp4");
     bench_attention(&b);
+    bench_states(&b);
     free(b.a);
     free(b.b);
     free(b.row);

@@ -97,6 +97,8 @@ static void test_rows(int32_t n, enum content content)
     } while (0)
     BOTH("rms_norm", rms_norm(a + 1, x + 1, w + 1, n, 1e-6f), rms_norm(b + 1, x + 1, w + 1, n, 1e-6f));
     BOTH("rms_norm in place", rms_norm(a + 1, a + 1, w + 1, n, 1e-6f), rms_norm(b + 1, b + 1, w + 1, n, 1e-6f));
+    BOTH("rms_norm without weights", rms_norm(a + 1, x + 1, NULL, n, 1e-6f), rms_norm(b + 1, x + 1, NULL, n, 1e-6f));
+    BOTH("sigmoid_mul", sigmoid_mul(a + 1, w + 1, n), sigmoid_mul(b + 1, w + 1, n));
     BOTH("silu_mul", silu_mul(a + 1, w + 1, n, 0, 1, 0), silu_mul(b + 1, w + 1, n, 0, 1, 0));
     BOTH("silu_mul, clamped", silu_mul(a + 1, w + 1, n, 0.7f, 1.7f, 1), silu_mul(b + 1, w + 1, n, 0.7f, 1.7f, 1));
     BOTH("softmax", softmax(a + 1, n), softmax(b + 1, n));
@@ -218,6 +220,69 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
     free(pool);
 }
 
+/* All rows at once by the scalar set, in two calls by the other: the state between them must carry everything. */
+static void test_convolve(int32_t cols, int32_t width, int32_t n, enum content content)
+{
+    const size_t stride = (size_t)cols + 3, bytes = stride * (size_t)n * 4, past_bytes = (size_t)cols * (size_t)(width - 1) * 4;
+    const int32_t first = random_below(n + 1);
+    const bool silu = next_random() % 2;
+    float *const w = take(stride * (size_t)width * 4), *const x = take(bytes + 4), *const y = take(bytes + 4);
+    float *const past = take(past_bytes + 4), *const other = take(past_bytes + 4);
+    fill(w, (int32_t)stride * width, 1, ORDINARY);
+    fill(x + 1, (int32_t)stride * n, 2, content == JUMPING ? ORDINARY : content);
+    fill(past + 1, cols * (width - 1), 2, ORDINARY);
+    memcpy(y, x, bytes + 4);
+    memcpy(other, past, past_bytes + 4);
+    kernels_scalar.convolve(x + 1, stride, n, cols, w, stride, width, past + 1, silu);
+    tested->convolve(y + 1, stride, first, cols, w, stride, width, other + 1, silu);
+    tested->convolve(y + 1 + stride * (size_t)first, stride, n - first, cols, w, stride, width, other + 1, silu);
+    compare("convolve", x, y, bytes + 4, n, cols);
+    compare("convolve, what it keeps", past, other, past_bytes + 4, n, cols);
+    free(w);
+    free(x);
+    free(y);
+    free(past);
+    free(other);
+}
+
+static void test_delta(int32_t key_dim, int32_t value_dim, int32_t n, enum content content)
+{
+    const size_t stride = (size_t)(2 * key_dim + value_dim) + 1, bytes = (stride * (size_t)n + 1) * 4;
+    const size_t state_bytes = (size_t)((value_dim + 15) & ~15) * (size_t)key_dim * 4;
+    const int32_t first = random_below(n + 1);
+    float *const x = take(bytes), *const y = take(bytes), *const held = take(state_bytes), *const other = take(state_bytes);
+    float *const gates = take((size_t)n * 16), *const gates_too = take((size_t)n * 16), rates[4], bias[4];
+    fill(x + 1, (int32_t)stride * n, 1, content == JUMPING ? ORDINARY : content);
+    fill(gates, 4 * n, content == JUMPING ? 120 : 3, ORDINARY); /* [n] of two betas, two decays */
+    fill(rates, 4, 3, ORDINARY);
+    fill(bias, 4, 2, ORDINARY);
+    memcpy(y, x, bytes);
+    memcpy(gates_too, gates, (size_t)n * 16);
+    for (int32_t row = 0; row < n; row++) {
+        kernels_scalar.delta_gates(gates + 4 * row, gates + 4 * row + 2, rates, bias, 2);
+        tested->delta_gates(gates_too + 4 * row, gates_too + 4 * row + 2, rates, bias, 2);
+    }
+    compare("delta_gates", gates, gates_too, (size_t)n * 16, n, 2);
+    struct delta job = {.n = n, .key_dim = key_dim, .value_dim = value_dim, .q = x + 1, .k = x + 1 + key_dim, .v = x + 1 + 2 * key_dim,
+                        .beta = gates + 1, .decay = gates + 3, .stride = stride, .gate_stride = 4, .state = held};
+    kernels_scalar.delta(&job);
+    job = (struct delta){.n = first, .key_dim = key_dim, .value_dim = value_dim, .q = y + 1, .k = y + 1 + key_dim,
+                         .v = y + 1 + 2 * key_dim, .beta = gates + 1, .decay = gates + 3, .stride = stride, .gate_stride = 4,
+                         .state = other};
+    tested->delta(&job);
+    const size_t at = stride * (size_t)first;
+    job.n = n - first, job.q += at, job.k += at, job.v += at, job.beta += 4 * first, job.decay += 4 * first;
+    tested->delta(&job);
+    compare("delta", x, y, bytes, n, value_dim);
+    compare("delta, state", held, other, state_bytes, n, value_dim);
+    free(x);
+    free(y);
+    free(held);
+    free(other);
+    free(gates);
+    free(gates_too);
+}
+
 static void test_set(void)
 {
     static const int types[] = {TYPE_F32, TYPE_BF16, TYPE_Q8, TYPE_Q4, TYPE_Q6, TYPE_MXFP4};
@@ -236,6 +301,8 @@ static void test_set(void)
         test_matmul(types[round % N_TYPES], 1 + random_below(90), 1 + random_below(700), 1 + random_below(20), content);
         test_rows(1 + random_below(300), content);
         test_attend(1 + random_below(80), 1 + random_below(700), 1 + round % ATTEND_TILE, content);
+        test_convolve(1 + random_below(90), 1 + round % 5, 1 + random_below(9), content);
+        test_delta(1 + random_below(70), 1 + random_below(150), 1 + random_below(9), content);
     }
 }
 

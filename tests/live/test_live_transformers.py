@@ -79,12 +79,17 @@ def tiny(cls: str, changes: dict[str, Any]) -> Any:
     }  # fmt: skip
     torch.manual_seed(3)
     settings = getattr(transformers, f"{cls}Config")(**{**config, **changes})
-    model = getattr(transformers, f"{cls}ForCausalLM")(settings)
+    model = getattr(transformers, f"{cls.removesuffix('Text')}ForCausalLM")(settings)
     with torch.no_grad():
         for name, value in model.named_parameters():
             noise = torch.randn(value.shape)
-            if value.ndim == 1:
-                value.copy_(0.1 * noise + (1.0 if "norm" in name else 0.0))
+            if name.endswith("A_log"):
+                value.copy_(noise - 3)
+            elif name.endswith("conv1d.weight"):
+                value.copy_(2 * noise)
+            elif value.ndim == 1:
+                centered = "linear_num_key_heads" in changes and "linear_attn" not in name
+                value.copy_(0.1 * noise + (1.0 if "norm" in name and not centered else 0.0))
             else:
                 value.copy_(noise / value.shape[-1] ** 0.5)
     return model.to(torch.float32)
@@ -100,6 +105,11 @@ MSCALE_PARAMETERS = {**MSCALE["rope_scaling"], "rope_type": "yarn", "rope_theta"
 LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8, "v_head_dim": 16,
+}  # fmt: skip
+LINEAR = "linear_attention"
+DELTA = {
+    "num_hidden_layers": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 40, "head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
 }  # fmt: skip
 SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16}),
@@ -183,6 +193,12 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12, "intermediate_size": 48},
     ),
+    "qwen3_next": ("Qwen3Next", {**EXPERTS, **DELTA, "full_attention_interval": 3}),
+    "qwen3_next dense layers": (
+        "Qwen3Next",
+        {**EXPERTS, **DELTA, "mlp_only_layers": [0], "layer_types": [LINEAR, "full_attention", LINEAR]},
+    ),
+    "qwen3_5_moe": ("Qwen3_5MoeText", {**EXPERTS, **DELTA, "num_hidden_layers": 2, "layer_types": ["full_attention", LINEAR]}),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 
@@ -203,6 +219,25 @@ def test_what_save_pretrained_writes_converts(kind: str, storage: str, tmp_path:
     assert np.abs(found - expected).max() < BOUND
     logits, _ = oracle.forward(oracle.load(saved), ids)
     assert np.abs(logits - expected).max() < 2e-5
+
+
+def test_a_language_model_inside_a_larger_one_converts(tmp_path: Path) -> None:
+    """As it is released: text_config, prefixes, a vision tower, which is left out."""
+    text = tiny(*SAVED["qwen3_5_moe"])
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 20, "out_hidden_size": 48}
+    settings = transformers.Qwen3_5MoeConfig(text_config=text.config.to_dict(), vision_config=vision)
+    whole = transformers.Qwen3_5MoeForConditionalGeneration(settings)
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())
+    whole.save_pretrained(tmp_path / "saved")
+    ids = [int(i) for i in np.random.default_rng(1).integers(3, 120, 200)]
+    with torch.no_grad():
+        expected = text(torch.tensor([ids])).logits[0].numpy()
+    report = convert(tmp_path / "saved", tmp_path / "m.colibri", "f32", require_tokenizer=False)
+    assert report.model_type == "qwen3_5_moe"
+    assert report.ignored_tensors and all(".visual." in name for name in report.ignored_tensors)
+    with engine(report.path) as run:
+        assert np.abs(run.feed(ids) - expected).max() < BOUND
 
 
 def test_mxfp4_equals_what_transformers_makes_of_it(tmp_path: Path) -> None:

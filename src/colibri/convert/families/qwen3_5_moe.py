@@ -51,8 +51,9 @@ EXPERTS: ExpertNames | None = SHARED_EXPERTS
 
 
 def read_config(keys: Keys) -> Decoder:
-    """Every layer is routed, whatever mlp_only_layers of an older class says: only an empty one is fine."""
+    """Every layer is routed: mlp_only_layers must be empty, and intermediate_size means nothing."""
     decoder = read_delta(keys, DEFAULTS)
+    keys.raw("intermediate_size")
     routed = [True] * decoder.config["n_layers"]
     keys.require("norm_topk_prob", (True,), True)
     decoder.config.update(
