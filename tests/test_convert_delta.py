@@ -202,12 +202,12 @@ def write(path: Path, config: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"mixer": [0, 0]}, "its companions are set"),
-        ({"delta_heads": 0}, "mixer 1 needs"),
-        ({"delta_key_heads": 0, "delta_heads": 1}, "mixer 1 needs"),
-        ({"delta_key_dim": 0}, "mixer 1 needs"),
-        ({"delta_value_dim": 0}, "mixer 1 needs"),
-        ({"conv_width": 0}, "mixer 1 needs"),
+        ({"mixer": [0, 0]}, "mixer 1 goes with"),
+        ({"delta_heads": 0}, "mixer 1 goes with"),
+        ({"delta_key_heads": 0, "delta_heads": 1}, "mixer 1 goes with"),
+        ({"delta_key_dim": 0}, "mixer 1 goes with"),
+        ({"delta_value_dim": 0}, "mixer 1 goes with"),
+        ({"conv_width": 0}, "mixer 1 goes with"),
         ({"delta_key_heads": 2}, "not a multiple of delta_key_heads"),
         ({"kv_latent_dim": 5, "value_dim": 3, "attn_gate": 1}, "goes without attn_gate"),
     ],
