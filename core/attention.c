@@ -2,6 +2,7 @@
  * al., arXiv:2305.13245. The arithmetic is in kernels/body.h. */
 #include "attention.h"
 
+#include "delta.h"
 #include "latent.h"
 #include "product.h"
 #include "rope.h"

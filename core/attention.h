@@ -9,7 +9,4 @@ void attention_positions(const struct chunk *chunk);
 /* x += attention(norm(x)), or what else mixes positions in the layer; keys and values of the rows go to the cache, whose
  * positions are reserved. */
 void attention_layer(struct chunk *chunk, int32_t layer);
-/* From h: what heads with a state give, into delta_out.f32; states of the chunk's sequences go on by its rows. delta.c */
-void delta_layer(struct chunk *chunk, int32_t layer);
-
 #endif

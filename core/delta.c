@@ -1,7 +1,7 @@
 /* delta.c: gated delta networks, arXiv:2412.06464. Queries, keys and values pass a short causal convolution; each head keeps
  * a matrix that decays and learns, row after row, to give a key's value. Rows go in order, so that no cutting of a prompt
  * changes a bit; key heads, with the value heads that read them, are shared out over the threads. */
-#include "attention.h"
+#include "delta.h"
 
 #include "product.h"
 
