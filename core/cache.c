@@ -18,7 +18,7 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
         size_t *const bytes = config->mixer[layer] == 1 ? &c->state_bytes : &c->block_bytes;
         c->layer_offset[layer] = *bytes;
         *bytes += config->mixer[layer] == 1
-                      ? (cache_conv_floats(config) + cache_head_floats(config) * (size_t)config->delta_heads) * sizeof(float)
+                      ? config_state_floats(config) * (size_t)config->delta_key_heads * sizeof(float)
                       : c->head_bytes * (size_t)config->n_kv_heads;
     }
     const uint64_t n_blocks = (uint64_t)n_sequences * (uint64_t)c->blocks_per_sequence;
@@ -40,7 +40,7 @@ void cache_reset(struct cache *c)
 {
     memset(c->lengths, 0, (size_t)c->n_sequences * sizeof *c->lengths);
     memset(c->valid, 0, (size_t)c->n_sequences * sizeof *c->valid);
-    for (int32_t i = 0; i < c->n_sequences; i++) c->marks[i] = (struct state_mark){{-1, -1, -1}, STATE_NOW, STATE_NOW + 1};
+    memset(c->marks, -1, (size_t)c->n_sequences * sizeof *c->marks);
     memset(c->references, 0, (size_t)c->n_blocks * sizeof *c->references);
     for (int32_t i = 0; i < c->n_blocks; i++) c->free_blocks[i] = c->n_blocks - 1 - i;
     c->n_free = c->n_blocks;
@@ -65,18 +65,6 @@ static int32_t blocks_of(int32_t length)
     return (int32_t)(((int64_t)length + KV_BLOCK - 1) / KV_BLOCK);
 }
 
-/* Which state n rows from `first` on leave behind. */
-static void choose_left(struct state_mark *mark, int32_t first, int32_t n, int32_t before)
-{
-    const int32_t kept = cache_kept(first, n), other = 3 - mark->many;
-    mark->left = STATE_NOW;
-    if (kept == 0 || mark->at[1] == kept || mark->at[2] == kept) return;
-    const bool again = mark->at[mark->many] > before || mark->at[mark->many] < mark->at[other];
-    mark->left = n > 1 && again ? mark->many : other;
-    if (n > 1) mark->many = mark->left;
-    mark->at[mark->left] = 0;
-}
-
 void cache_reserve(struct cache *c, int32_t sequence, int32_t n, int32_t before)
 {
     int32_t *const table = c->tables + (size_t)sequence * (size_t)c->blocks_per_sequence;
@@ -90,36 +78,30 @@ void cache_reserve(struct cache *c, int32_t sequence, int32_t n, int32_t before)
     for (int32_t i = held; i < blocks_of(length + n); i++) table[i] = take_block(c);
     c->valid[sequence] = length + n;
     if (length + n > c->lengths[sequence]) c->lengths[sequence] = length + n;
-    if (c->state_bytes == 0) return;
-    c->marks[sequence].at[STATE_NOW] = 0; /* until all layers have been through */
-    choose_left(&c->marks[sequence], length, n, before);
+    int32_t *const at = c->marks[sequence], kept = n > 1 ? cache_kept(length, n) : 0;
+    const bool none = kept == 0 || at[1] == kept || at[2] == kept;
+    at[STATE_LEFT] = none ? STATE_NOW : at[1] > before || (at[2] <= before && at[1] <= at[2]) ? 1 : 2;
+    at[STATE_NOW] = at[at[STATE_LEFT]] = 0; /* until all layers have been through */
 }
 
 void cache_commit(const struct cache *c, int32_t sequence, int32_t first, int32_t n)
 {
-    struct state_mark *const mark = &c->marks[sequence];
-    mark->at[STATE_NOW] = first + n;
-    if (mark->left != STATE_NOW) mark->at[mark->left] = cache_kept(first, n);
-}
-
-static uint8_t *whole_state(const struct cache *c, int32_t sequence, int32_t which)
-{
-    return c->states + ((size_t)sequence * STATES + (size_t)which) * c->state_bytes;
+    int32_t *const at = c->marks[sequence];
+    if (at[STATE_LEFT] != STATE_NOW) at[at[STATE_LEFT]] = cache_kept(first, n);
+    at[STATE_NOW] = first + n;
 }
 
 /* Makes the last state at or before `position` the current one and forgets those behind; returns where it is. */
 static int32_t rewind_state(struct cache *c, int32_t sequence, int32_t position)
 {
-    int32_t best = STATE_NOW, *const at = c->marks[sequence].at;
+    int32_t best = STATE_NOW, *const at = c->marks[sequence];
     for (int32_t i = 0; i < STATES; i++) {
         if (at[i] > position) at[i] = 0;
         if (at[i] > at[best]) best = i;
     }
-    if (best != STATE_NOW && at[best] > 0) {
-        memcpy(whole_state(c, sequence, STATE_NOW), whole_state(c, sequence, best), c->state_bytes);
-        at[STATE_NOW] = at[best];
-    }
-    return at[STATE_NOW] > 0 ? at[STATE_NOW] : 0;
+    if (best == STATE_NOW || at[best] <= 0) return at[STATE_NOW] > 0 ? at[STATE_NOW] : 0;
+    memcpy(cache_state(c, sequence, STATE_NOW), cache_state(c, sequence, best), c->state_bytes);
+    return at[STATE_NOW] = at[best];
 }
 
 void cache_rewind(struct cache *c, int32_t sequence, int32_t position)
@@ -142,11 +124,10 @@ void cache_fork(struct cache *c, int32_t source, int32_t target)
         c->references[from[i]]++;
     }
     for (int32_t i = 0; i < STATES; i++) {
-        if (c->marks[source].at[i] <= 0) continue;
-        memcpy(whole_state(c, target, i), whole_state(c, source, i), c->state_bytes);
-        c->marks[target].at[i] = c->marks[source].at[i];
+        if (c->marks[source][i] <= 0) continue;
+        memcpy(cache_state(c, target, i), cache_state(c, source, i), c->state_bytes);
+        c->marks[target][i] = c->marks[source][i];
     }
-    c->marks[target].many = c->marks[source].many;
     memcpy(cache_ids(c, target), cache_ids(c, source), (size_t)c->lengths[source] * sizeof *c->ids);
     c->valid[target] = c->valid[source];
     c->lengths[target] = c->lengths[source];

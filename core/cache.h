@@ -1,15 +1,15 @@
 /* cache.h: what sequences remember: ids, the KV cache, states. Positions of a sequence lie in blocks of KV_BLOCK, aligned to
  * absolute positions; a table per sequence names its blocks; sequences forked from one another share whole blocks until one
- * of them writes. Layers with a state have three of them per sequence: the current one and two that rows left behind in front
- * of the last multiple of KV_BLOCK among them. Rows that come one by one never replace what several at once left last, and an
- * evaluation replaces one only. A sequence rewound to where no state is holds its positions (`lengths`), but is evaluated
- * again from the state in front of them (`valid`).
+ * of them writes. A sequence has three states, if layers do: the current one and two that rows which came several at once left
+ * behind, in front of the last multiple of KV_BLOCK among them; an evaluation replaces one of them. A sequence rewound to
+ * where no state is holds its positions (`lengths`), but is evaluated again from the state in front of them (`valid`).
  *
  *   block: for each layer, for each kv head:
  *            keys   [positions / 16][key_dim][16]   (element d of 16 neighbouring positions side by side)
  *            values [roundup16(value_dim) / 16][positions][16]   (zeros behind the last element)
- *   state: for each layer that has one: what came before the convolution [config_channels, by heads][conv_width - 1], up to a
- *            multiple of 16 floats; then for each head [roundup16(delta_value_dim) / 16][delta_key_dim][16]
+ *   state: for each layer that has one, for each key head: for each head that reads it [roundup16(delta_value_dim) / 16]
+ *            [delta_key_dim][16]; last inputs of the convolution [conv_width - 1][dim] of query, key, values; up to a
+ *            multiple of 16 floats
  */
 #ifndef COLIBRI_CACHE_H
 #define COLIBRI_CACHE_H
@@ -18,14 +18,7 @@
 #include "config.h"
 #include "kernels/kernels.h"
 
-enum { STATE_NOW, STATES = 3 };
-
-/* Of a sequence. */
-struct state_mark {
-    int32_t at[STATES]; /* positions that each state stands behind; 0: useless, -1: never written */
-    int32_t left;       /* the state that the rows reserved last leave behind; STATE_NOW: none */
-    int32_t many;       /* the one that several rows at once left last */
-};
+enum { STATE_NOW, STATES = 3, STATE_LEFT = 3, STATE_MARKS };
 
 struct cache {
     int32_t n_sequences, n_blocks;      /* blocks in the pool */
@@ -38,7 +31,8 @@ struct cache {
     int32_t *tables;                    /* [n_sequences][blocks_per_sequence] */
     int32_t context, *ids;              /* [n_sequences][context] */
     int32_t *lengths, *valid;           /* [n_sequences] positions held; of these evaluated, the others once more when next used */
-    struct state_mark *marks;           /* [n_sequences] */
+    int32_t (*marks)[STATE_MARKS];      /* [n_sequences] positions in front of each state (0: useless, -1: never written); at
+                                         * STATE_LEFT the one that the rows reserved last leave behind (STATE_NOW: none) */
     uint8_t *states;                    /* [n_sequences][STATES][state_bytes] */
     int32_t *references;                /* [n_blocks] sequences that use the block */
     int32_t *free_blocks;               /* stack of unused blocks */
@@ -53,7 +47,7 @@ void cache_reset(struct cache *cache);
 /* Makes positions valid … valid + n - 1 writable, unshared, for an evaluation that found `before` positions. Never fails: the
  * pool holds full sequences. */
 void cache_reserve(struct cache *cache, int32_t sequence, int32_t n, int32_t before);
-/* The n positions from `first` on that were reserved are evaluated: the states belong to them. */
+/* The n positions from `first` on that were reserved are evaluated. */
 void cache_commit(const struct cache *cache, int32_t sequence, int32_t first, int32_t n);
 void cache_rewind(struct cache *cache, int32_t sequence, int32_t position);
 void cache_fork(struct cache *cache, int32_t source, int32_t target);
@@ -88,21 +82,10 @@ static inline int32_t cache_kept(int32_t first, int32_t n)
     return at >= first ? at : 0;
 }
 
-/* A layer's part of a state. */
-static inline float *cache_state(const struct cache *cache, int32_t sequence, int32_t which, int32_t layer)
+/* Of all layers: see layer_offset. */
+static inline uint8_t *cache_state(const struct cache *cache, int32_t sequence, int32_t which)
 {
-    const size_t at = ((size_t)sequence * STATES + (size_t)which) * cache->state_bytes;
-    return (float *)(void *)(cache->states + at + cache->layer_offset[layer]);
-}
-
-static inline size_t cache_conv_floats(const struct config *c)
-{
-    return ((size_t)config_channels(c) * (size_t)(c->conv_width - 1) + 15) & ~(size_t)15;
-}
-
-static inline size_t cache_head_floats(const struct config *c)
-{
-    return (((size_t)c->delta_value_dim + 15) & ~(size_t)15) * (size_t)c->delta_key_dim;
+    return cache->states + ((size_t)sequence * STATES + (size_t)which) * cache->state_bytes;
 }
 
 #endif

@@ -36,13 +36,6 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
     k->partials = arena_take(arena, split * (uint64_t)k->partial_blocks, attend_partial_floats(config_kv_value_dim(c)) * sizeof(float));
 }
 
-static void delta_buffers(struct chunk *k, struct arena *arena, const struct config *c, uint64_t rows)
-{
-    k->delta_qkv = arena_take(arena, rows, (uint64_t)config_channels(c) * sizeof(float));
-    k->delta_gates = arena_take(arena, rows, 2 * (uint64_t)c->delta_heads * sizeof(float));
-    activation_layout(&k->delta_out, arena, rows, c->delta_heads * c->delta_value_dim, true);
-}
-
 static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads)
 {
     const struct config *const c = &model->config;
@@ -82,7 +75,8 @@ void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *mod
     attention_buffers(k, arena, c, p, rows);
     uint64_t end = arena->used;
     arena->used = start;
-    delta_buffers(k, arena, c, rows);
+    k->delta = arena_take(arena, rows, ((uint64_t)config_channels(c) + 2 * (uint64_t)c->delta_heads) * sizeof(float));
+    activation_layout(&k->delta_out, arena, rows, c->delta_heads * c->delta_value_dim, true);
     if (arena->used > end) end = arena->used;
     arena->used = start;
     ffn_buffers(k, arena, model, rows, (uint64_t)p->threads);

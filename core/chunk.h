@@ -43,8 +43,7 @@ struct chunk {
                                            * latent: then queries before they enter latent space lie here too */
     struct activation q_latent;           /* [n][q_latent_dim] */
     float *gate;                          /* [n][n_heads x head_dim] whose sigmoid scales `attended` */
-    float *delta_qkv;                     /* [n][config_channels] queries, keys and values of layers with a state */
-    float *delta_gates;                   /* [n][2 x delta_heads] beta, then decay */
+    float *delta;                         /* [n][config_channels queries, keys, values | delta_heads betas | as many decays] */
     struct activation delta_out;          /* [n][delta_heads x delta_value_dim] a gate, then what it lets through */
     uint8_t *head_q8;                     /* [n][n_heads] what the matrices of single heads read */
     float *partials;                      /* [ATTEND_SPLIT x n_heads][partial_blocks] of a few rows, attention shared out by

@@ -137,14 +137,13 @@ static const char *latent_fault(const struct config *c)
 static const char *delta_fault(const struct config *c)
 {
     bool used = false;
+    const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_key_dim, c->delta_value_dim, c->conv_width};
     for (int32_t layer = 0; layer < c->n_layers; layer++) used = used || c->mixer[layer] == 1;
-    const int32_t any = c->delta_heads | c->delta_key_heads | c->delta_key_dim | c->delta_value_dim | c->conv_width;
-    if (c->attn_gate && c->kv_latent_dim) return "kv_latent_dim goes without attn_gate";
-    if (!used) return any ? "no layer has mixer 1 but its companions are set" : NULL;
-    if (!c->delta_heads || !c->delta_key_heads || !c->delta_key_dim || !c->delta_value_dim || !c->conv_width) {
-        return "mixer 1 needs delta_heads, delta_key_heads, delta_key_dim, delta_value_dim and conv_width";
+    for (int i = 0; i < 5; i++) {
+        if ((sizes[i] > 0) != used) return "mixer 1 goes with delta_heads, delta_key_heads, delta_key_dim, delta_value_dim and conv_width";
     }
-    return c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : NULL;
+    if (c->attn_gate && c->kv_latent_dim) return "kv_latent_dim goes without attn_gate";
+    return used && c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : NULL;
 }
 
 /* How fields must fit together. */

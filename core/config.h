@@ -6,6 +6,8 @@
 
 #include "status.h"
 
+#include <stddef.h>
+
 enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 256 };
 
 /* INT(name, min, max, default, doc), LAYER (an int per layer), FLOAT; REQUIRED in place of a default. */
@@ -75,6 +77,13 @@ static inline int32_t config_out_dim(const struct config *c) { return c->kv_late
 static inline int32_t config_channels(const struct config *c)
 {
     return 2 * c->delta_key_heads * c->delta_key_dim + c->delta_heads * c->delta_value_dim;
+}
+/* Floats of a state that belong to one key head: see cache.h. */
+static inline size_t config_state_floats(const struct config *c)
+{
+    const size_t group = (size_t)(c->delta_heads / c->delta_key_heads), lanes = ((size_t)c->delta_value_dim + 15) & ~(size_t)15;
+    const size_t channels = 2 * (size_t)c->delta_key_dim + group * (size_t)c->delta_value_dim;
+    return (group * lanes * (size_t)c->delta_key_dim + (size_t)(c->conv_width - 1) * channels + 15) & ~(size_t)15;
 }
 
 /* Reads the config section of a container (docs/FORMAT.md §2) and checks each field and how fields fit together. */

@@ -1,10 +1,10 @@
-/* delta.h: a layer with a recurrent state in place of attention. */
+/* delta.h: gated delta networks, between the norm and the output product of a layer. */
 #ifndef COLIBRI_DELTA_H
 #define COLIBRI_DELTA_H
 
 #include "chunk.h"
 
-/* From h: what the layer's heads give into delta_out.f32; states of the chunk's sequences go on by its rows. */
+/* From h: what heads with a state give, into delta_out.f32; states of the chunk's sequences go on by its rows. */
 void delta_layer(struct chunk *chunk, int32_t layer);
 
 #endif

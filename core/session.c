@@ -157,7 +157,7 @@ void colibri_free(colibri_context *context)
     if (context->threads.started == context->threads.n - 1) threads_stop(&context->threads);
     /* States and blocks that were ever written, then all before them: untouched pages stay untouched. */
     for (int32_t i = 0; cache.state_bytes > 0 && i < cache.n_sequences * STATES; i++) {
-        if (cache.marks[i / STATES].at[i % STATES] >= 0) os_wipe(cache.states + (size_t)i * cache.state_bytes, cache.state_bytes);
+        if (cache.marks[i / STATES][i % STATES] >= 0) os_wipe(cache.states + (size_t)i * cache.state_bytes, cache.state_bytes);
     }
     os_wipe(cache.pool, (uint64_t)cache.n_touched * cache.block_bytes);
     os_wipe(context, (uint64_t)(cache.states - (uint8_t *)context));

@@ -94,7 +94,7 @@ typedef struct colibri_memory_plan {
     uint64_t weights_mapped;  /* the model file, mapped read-only: clean pages the system may drop */
     uint64_t weights_resident;/* what colibri_fetch has copied of it into private memory */
     uint64_t model;           /* private memory of the open model, shared by its contexts */
-    uint64_t kv_cache;
+    uint64_t kv_cache;        /* ids, keys and values; of layers with a recurrent state three of them for each sequence */
     uint64_t activations;
     uint64_t sampling;
     uint64_t threads;         /* stacks */
@@ -211,9 +211,12 @@ void colibri_cancel(colibri_context *context);
 
 /* Positions held by a sequence, or COLIBRI_ERROR_ARGUMENT (without a text). */
 int32_t colibri_position(const colibri_context *context, int32_t sequence);
-/* Forgets everything at and after `position`; 0 empties the sequence. */
+/* Forgets everything at and after `position`; 0 empties the sequence. Where layers have a recurrent state, the next evaluation
+ * begins at the last position in front of it that has one, and evaluates the ids from there on once more, with the same results
+ * (its observer is told of them again): sequences keep two states, of the last multiple of 128 positions among ids that came
+ * several at once in each of the last two evaluations that had one. An evaluation that fails leaves the same work behind. */
 int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position);
-/* Makes `target` a copy of `source`; whole cache blocks are shared, never copied. */
+/* Makes `target` a copy of `source`; whole cache blocks are shared, never copied; recurrent states are copied. */
 int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target);
 
 /* Chooses the next id from logits [n_vocab], which stay unchanged; -INFINITY masks an id. history [n_history] feeds the penalty

@@ -91,7 +91,8 @@ def _delta(at: str, config: Config) -> dict[str, tuple[int, ...]]:
     hidden, key_heads, heads, key_dim, value_dim, width = (
         config[key if key == "hidden_size" else f"linear_{key}"]
         for key in (
-            "hidden_size", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim",
+            "hidden_size", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim",
+            "conv_kernel_dim",
         )
     )  # fmt: skip
     keys, values = key_heads * key_dim, heads * value_dim

@@ -147,7 +147,8 @@ def write(
         del config[key]
     centered = "linear_key_head_dim" in config
     tensors = {
-        name: values_of(seed, name, shape, centered).astype(STORAGE[storage]) for name, shape in shapes.items()
+        name: values_of(seed, name, shape, centered).astype(STORAGE[storage])
+        for name, shape in shapes.items()
     }
     if experts in GPT_OSS_LAYOUTS:
         tensors = in_turns(tensors, experts_of, experts == "mxfp4")

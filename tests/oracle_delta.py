@@ -12,7 +12,7 @@ from oracle_reading import Array
 
 
 def convolve(x: Array, taps: Array) -> Array:
-    """x [n, c], taps [c, width] -> [n, c]: every channel sees the width - 1 positions before, zeros at first."""
+    """x [n, c], taps [c, width] -> [n, c]: each channel sees width - 1 positions before, zeros at first."""
     width = taps.shape[1]
     padded = np.concatenate([np.zeros((width - 1, x.shape[1])), x])
     return sum((padded[j : j + len(x)] * taps[:, j] for j in range(width)), np.zeros_like(x))

@@ -71,7 +71,7 @@ class Config:
     attn_scale: float
     gpt_oss: bool  # sinks, biases of gate logits and experts, a clamped activation
     clamp: float  # of that activation
-    # Gated delta networks: layers that are one, heads of keys and values, widths of them; attention with a gate
+    # Gated delta networks: layers that are one; heads of keys and values, and their widths
     linear: tuple[bool, ...]
     delta: tuple[int, int, int, int]
     windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
@@ -211,8 +211,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         ),
         n_experts=n_experts,
         n_experts_used=0 if dense else raw["num_experts_per_tok"],
-        renormalise=family in ("mixtral", "gpt_oss")
-        or bool(raw.get("norm_topk_prob", family in DELTA)),
+        renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", family in DELTA)),
         shared="shared_expert" if family in ("qwen2_moe", *DELTA) else "shared_experts" if grouped else "",
         sigmoid=grouped and family != "deepseek_v2",
         groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1)

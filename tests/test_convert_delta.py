@@ -1,7 +1,7 @@
 """Conversion of gated delta networks: how projections are cut, which spellings there are, what is refused.
 
-Owns: the rows that each entry takes from its source, a model wrapped in a larger one, files whose fields do not
-fit together. Refuses: numbers of whole models (test_parity.py), states (test_states.py).
+Owns: the rows that each entry takes from its source, a model wrapped in a larger one, files whose fields do
+not fit together. Refuses: numbers of whole models (test_parity.py), states (test_states.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 
 import checkpoints
 import colibri
+from checkpoint_delta import qwen3_5_moe, qwen3_next
 from colibri import _native as native
 from colibri import inspection
 from colibri.convert import convert
@@ -41,7 +42,7 @@ def entries(path: Path) -> list[tuple[str, bytes]]:
 
 
 def test_projections_are_cut_by_key_head(tmp_path: Path) -> None:
-    source = checkpoints.qwen3_next(tmp_path / "hf", storage="f32")
+    source = qwen3_next(tmp_path / "hf", storage="f32")
     path = convert(source, tmp_path / "m.colibri", "f32").path
     tensors, at = checkpoints.read_tensors(source), "model.layers.1.linear_attn."
     parts = tensors[at + "in_proj_qkvz.weight"].reshape(KEY_HEADS, 2 * KEY + 2 * GROUP * VALUE, -1)
@@ -64,8 +65,20 @@ def test_projections_are_cut_by_key_head(tmp_path: Path) -> None:
         assert np.array_equal(load(path, f"layers.3.{name}"), weight + np.float32(1))
 
 
+@pytest.mark.parametrize("maker", [qwen3_next, qwen3_5_moe])
+def test_fields(maker: Any, tmp_path: Path) -> None:
+    config = read_container(convert(maker(tmp_path / "hf"), tmp_path / "m.colibri").path).config
+    expected = {
+        "head_dim": 16, "rope_dim": 4, "attn_scale": 0.25, "qk_norm": 1, "attn_gate": 1, "attn_qkv_bias": 0,
+        "mixer": [1, 1, 1, 0], "delta_heads": 4, "delta_key_heads": 2, "delta_key_dim": 16,
+        "delta_value_dim": 24, "conv_width": 4, "router_norm": 1, "n_experts": [8] * 4, "n_ff": 0,
+        "n_ff_shared": 40, "shared_gate": 1, "window": [0] * 4, "context_length": 512,
+    }  # fmt: skip
+    assert {name: config[name] for name in expected} == expected
+
+
 def test_gates_stay_f32_and_states_are_counted_as_attention(tmp_path: Path) -> None:
-    path = convert(checkpoints.qwen3_next(tmp_path / "hf"), tmp_path / "m.colibri", "q4").path
+    path = convert(qwen3_next(tmp_path / "hf"), tmp_path / "m.colibri", "q4").path
     types = {e.name.split(".")[-1]: e.types for e in read_container(path).entries if "layers.0" in e.name}
     assert types["delta_beta"] == types["delta_decay"] == types["delta_conv"] == ("f32",)
     assert types["delta_qkv"] == types["delta_gate"] == types["delta_out"] == ("q4",)
@@ -75,9 +88,9 @@ def test_gates_stay_f32_and_states_are_counted_as_attention(tmp_path: Path) -> N
 
 
 def wrapped(source: Path, target: Path, extra: dict[str, Any]) -> Path:
-    """The checkpoint as the language model of a larger one, as it is released: text_config, prefixes, a vision
-    tower and a layer for further tokens beside it, experts in one tensor."""
-    checkpoints.qwen3_5_moe(target, prefix="", experts="stacked")
+    """The checkpoint as the language model of a larger one, as it is released: text_config, prefixes, a
+    vision tower and a layer for further tokens beside it, experts in one tensor."""
+    qwen3_5_moe(target, prefix="", experts="stacked")
     config = checkpoints.read_config(source)
     config["model_type"] = "qwen3_5_moe_text"
     config["mtp_num_hidden_layers"] = 1
@@ -100,12 +113,14 @@ def wrapped(source: Path, target: Path, extra: dict[str, Any]) -> Path:
         "image_token_id": 290,
         "tie_word_embeddings": False,
     }
-    checkpoints.edit_json(target / "config.json", outer | extra, remove=[key for key in config if key not in outer])
+    checkpoints.edit_json(
+        target / "config.json", outer | extra, remove=[key for key in config if key not in outer]
+    )
     return target
 
 
 def test_a_wrapped_language_model_is_the_same_file(tmp_path: Path) -> None:
-    bare = checkpoints.qwen3_5_moe(tmp_path / "bare")
+    bare = qwen3_5_moe(tmp_path / "bare")
     whole = wrapped(bare, tmp_path / "whole", {})
     reports = [convert(source, tmp_path / f"{source.name}.colibri", "f32") for source in (bare, whole)]
     assert entries(reports[0].path) == entries(reports[1].path)
@@ -118,26 +133,26 @@ def test_a_wrapped_language_model_is_the_same_file(tmp_path: Path) -> None:
 
 
 def test_a_key_beside_the_language_model_is_refused_by_name(tmp_path: Path) -> None:
-    source = wrapped(checkpoints.qwen3_5_moe(tmp_path / "bare"), tmp_path / "whole", {"audio_config": {"a": 1}})
+    source = wrapped(qwen3_5_moe(tmp_path / "bare"), tmp_path / "whole", {"audio_config": {"a": 1}})
     with pytest.raises(ConversionError, match="audio_config"):
         convert(source, tmp_path / "m.colibri")
 
 
 def test_layers_follow_the_interval_or_the_list(tmp_path: Path) -> None:
-    source = checkpoints.qwen3_next(tmp_path / "hf", n_layers=5, config_remove=["layer_types"])
+    source = qwen3_next(tmp_path / "hf", n_layers=5, config_remove=["layer_types"])
     report = convert(source, tmp_path / "m.colibri")
     assert read_container(report.path).config["mixer"] == [1, 1, 1, 0, 1]
-    other = checkpoints.qwen3_next(
-        tmp_path / "other", n_layers=3, full=(1,), config_extra={"full_attention_interval": 2}
-    )
+    other = qwen3_next(tmp_path / "other", n_layers=3, full=(1,), config_extra={"full_attention_interval": 2})
     assert read_container(convert(other, tmp_path / "m.colibri").path).config["mixer"] == [1, 0, 1]
     checkpoints.edit_json(other / "config.json", {}, remove=["layer_types"])
     assert read_container(convert(other, tmp_path / "m.colibri").path).config["mixer"] == [1, 0, 1]
 
 
 def test_defaults_of_the_classes(tmp_path: Path) -> None:
-    for maker in (checkpoints.qwen3_next, checkpoints.qwen3_5_moe):
-        source = maker(tmp_path / maker.__name__, rope={}, conv_width=4, config_remove=["linear_conv_kernel_dim"])
+    for maker in (qwen3_next, qwen3_5_moe):
+        source = maker(
+            tmp_path / maker.__name__, rope={}, conv_width=4, config_remove=["linear_conv_kernel_dim"]
+        )
         report = convert(source, tmp_path / "m.colibri")
         config = read_container(report.path).config
         assert (config["rope_dim"], config["conv_width"], config["router_norm"]) == (4, 4, 1)
@@ -163,22 +178,24 @@ def test_defaults_of_the_classes(tmp_path: Path) -> None:
         ("linear_decay", 2, "linear_decay"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_by_name(key: str, value: Any, named: str, tmp_path: Path) -> None:
-    source = checkpoints.qwen3_next(tmp_path / "hf", config_extra={key: value})
+def test_settings_that_do_not_fit_are_refused_by_name(
+    key: str, value: Any, named: str, tmp_path: Path
+) -> None:
+    source = qwen3_next(tmp_path / "hf", config_extra={key: value})
     with pytest.raises(ConversionError, match=named):
         convert(source, tmp_path / "m.colibri")
 
 
 @pytest.mark.parametrize(("key", "value"), [("norm_topk_prob", False), ("mlp_only_layers", [1])])
 def test_the_family_without_dense_layers_refuses_them(key: str, value: Any, tmp_path: Path) -> None:
-    source = checkpoints.qwen3_5_moe(tmp_path / "hf", config_extra={key: value})
+    source = qwen3_5_moe(tmp_path / "hf", config_extra={key: value})
     with pytest.raises(ConversionError, match=key):
         convert(source, tmp_path / "m.colibri")
 
 
 @pytest.mark.parametrize("name", ["conv1d.weight", "A_log", "dt_bias", "norm.weight", "in_proj_ba.weight"])
 def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
-    source = checkpoints.qwen3_next(tmp_path / "hf")
+    source = qwen3_next(tmp_path / "hf")
     checkpoints.edit_tensors(source, {}, remove=[f"model.layers.2.linear_attn.{name}"])
     with pytest.raises(ConversionError, match=f"layers.2.linear_attn.{name}"):
         convert(source, tmp_path / "m.colibri")
@@ -202,12 +219,12 @@ def write(path: Path, config: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"mixer": [0, 0]}, "its companions are set"),
-        ({"delta_heads": 0}, "mixer 1 needs"),
-        ({"delta_key_heads": 0, "delta_heads": 1}, "mixer 1 needs"),
-        ({"delta_key_dim": 0}, "mixer 1 needs"),
-        ({"delta_value_dim": 0}, "mixer 1 needs"),
-        ({"conv_width": 0}, "mixer 1 needs"),
+        ({"mixer": [0, 0]}, "mixer 1 goes with"),
+        ({"delta_heads": 0}, "mixer 1 goes with"),
+        ({"delta_key_heads": 0, "delta_heads": 1}, "mixer 1 goes with"),
+        ({"delta_key_dim": 0}, "mixer 1 goes with"),
+        ({"delta_value_dim": 0}, "mixer 1 goes with"),
+        ({"conv_width": 0}, "mixer 1 goes with"),
         ({"delta_key_heads": 2}, "not a multiple of delta_key_heads"),
         ({"kv_latent_dim": 5, "value_dim": 3, "attn_gate": 1}, "goes without attn_gate"),
     ],

@@ -59,7 +59,7 @@ def test_rewound_from_a_prompt(held: int, position: int, again: int, chunk: int)
         assert native.position(run.context) == 300
 
 
-def test_ids_one_by_one_leave_the_state_of_the_prompt() -> None:
+def test_ids_one_by_one_leave_no_state_behind() -> None:
     """As a conversation does it: back to the end of the prompt, however long the answer was."""
     with engine(models.converted(*CASE)) as run:
         feed(run, IDS[:140])
@@ -69,10 +69,18 @@ def test_ids_one_by_one_leave_the_state_of_the_prompt() -> None:
         assert feed(run, IDS[139:145]) == (rows(139, 145), 6 + 11)
         for id in IDS[145:]:
             feed(run, [id])
-        native.rewind(run.context, 0, 270)  # 256 was passed by single ids
-        assert feed(run, IDS[270:]) == (rows(270), 30 + 14)
-        native.rewind(run.context, 0, 200)
-        assert feed(run, IDS[200:]) == (rows(200), 100 + 72)
+        native.rewind(run.context, 0, 270)
+        assert feed(run, IDS[270:]) == (rows(270), 30 + 142)  # from 128: 256 was passed by single ids
+
+
+def test_the_state_before_the_last_is_kept_too() -> None:
+    with engine(models.converted(*CASE), chunk=20) as run:
+        feed(run, IDS[:140])
+        feed(run, IDS[140:280])
+        native.rewind(run.context, 0, 257)
+        assert feed(run, IDS[257:270]) == (rows(257, 270), 13 + 1)
+        native.rewind(run.context, 0, 255)
+        assert feed(run, IDS[255:]) == (rows(255), 45 + 127)
 
 
 def test_repeated_ids_of_a_batch_do_not_disturb_the_others() -> None:

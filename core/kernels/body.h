@@ -136,14 +136,13 @@ INLINE vf vf_sigmoid_mul(vf a, vf x)
     return vf_div(a, vf_add(vf_set1(1), vf_exp(vf_sub(vf_set1(0), x))));
 }
 
-/* ln(1 + e^x) = max(x, 0) + ln(1 + u) with u = e^-|x|, and ln(1 + u) = 2 artanh(s), s = u / (2 + u) <= 1/3, by its series to
- * s^15 (relative error below 1e-8). */
+/* ln(1 + e^x) = max(x, 0) + 2 artanh(s), s = u / (2 + u), u = e^-|x|: series to s^15 (relative error below 1e-8). */
 INLINE vf vf_softplus(vf x)
 {
-    const vf zero = vf_set1(0), u = vf_exp(vf_min(x, vf_sub(zero, x))), s = vf_div(u, vf_add(vf_set1(2), u)), z = vf_mul(s, s);
+    const vf u = vf_exp(vf_min(x, vf_sub(vf_set1(0), x))), s = vf_div(u, vf_add(vf_set1(2), u)), z = vf_mul(s, s);
     vf p = vf_set1(2.0f / 15);
     for (int i = 13; i > 0; i -= 2) p = vf_fma(p, z, vf_set1(2.0f / (float)i));
-    return vf_fma(p, s, vf_max(x, zero));
+    return vf_fma(p, s, vf_max(x, vf_set1(0)));
 }
 
 static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float offset)
@@ -160,15 +159,6 @@ static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit
 static void kernel_sigmoid_mul(float *y, const float *x, int32_t n)
 {
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_sigmoid_mul(load_at(y, i, n), load_at(x, i, n)));
-}
-
-static void kernel_delta_gates(float *beta, float *decay, const float *log_rate, const float *bias, int32_t n)
-{
-    for (int32_t i = 0; i < n; i += 16) {
-        const vf rate = vf_exp(load_at(log_rate, i, n)), step = vf_softplus(vf_add(load_at(decay, i, n), load_at(bias, i, n)));
-        store_at(beta, i, n, vf_sigmoid_mul(vf_set1(1), load_at(beta, i, n)));
-        store_at(decay, i, n, vf_exp(vf_sub(vf_set1(0), vf_mul(rate, step))));
-    }
 }
 
 INLINE float largest(const float *x, int32_t n)
@@ -497,17 +487,15 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
 static void kernel_convolve(float *x, size_t stride, int32_t n, int32_t cols, const float *weight, size_t w_stride,
                             int32_t width, float *past, bool silu)
 {
-    for (int32_t i = 0; i < cols; i += 16) {
-        for (int32_t row = 0; row < n; row++) {
-            float *const at = x + (size_t)row * stride;
-            const vf own = load_at(at, i, cols);
+    for (int32_t row = 0; row < n; row++, x += stride) {
+        for (int32_t i = 0; i < cols; i += 16) {
             vf sum = vf_set1(0);
             for (int32_t j = 0; j < width; j++) {
-                const vf before = j == width - 1 ? own : load_at(past + (size_t)j * (size_t)cols, i, cols);
+                const vf before = load_at(j == width - 1 ? x : past + (size_t)j * (size_t)cols, i, cols);
                 sum = vf_fma(before, load_at(weight + (size_t)j * w_stride, i, cols), sum);
                 if (j > 0) store_at(past + (size_t)(j - 1) * (size_t)cols, i, cols, before);
             }
-            store_at(at, i, cols, silu ? vf_sigmoid_mul(sum, sum) : sum);
+            store_at(x, i, cols, silu ? vf_sigmoid_mul(sum, sum) : sum);
         }
     }
 }
@@ -516,24 +504,24 @@ static void kernel_convolve(float *x, size_t stride, int32_t n, int32_t cols, co
 INLINE void delta_lanes(const struct delta *d, int32_t first, const int T)
 {
     const size_t tile = (size_t)d->key_dim * 16;
-    const float scale = 1.0f / __builtin_sqrtf((float)d->key_dim);
+    const vf scale = vf_set1(1.0f / __builtin_sqrtf((float)d->key_dim)), one = vf_set1(1), rate = vf_exp(vf_set1(d->log_rate));
     float *const state = d->state + (size_t)first * tile;
-    for (int32_t row = 0; row < d->n; row++) {
-        const size_t at = (size_t)row * d->stride, gate = (size_t)row * d->gate_stride;
+    for (size_t at = 0; at < (size_t)d->n * d->stride; at += d->stride) {
         const float *const q = d->q + at, *const k = d->k + at;
         float *const v = d->v + at + first * 16;
-        const vf decay = vf_set1(d->decay[gate]);
-        vf held[4], step[4], out[4];
-        UNROLL for (int t = 0; t < T; t++) held[t] = out[t] = vf_set1(0);
+        const vf beta = vf_mul(vf_sigmoid_mul(one, vf_set1(d->beta[at])), scale);
+        const vf decay = vf_exp(vf_mul(vf_sub(vf_set1(0), rate), vf_softplus(vf_set1(d->decay[at] + d->bias))));
+        vf step[4], out[4];
+        UNROLL for (int t = 0; t < T; t++) step[t] = out[t] = vf_set1(0);
         for (int32_t i = 0; i < d->key_dim; i++) {
             UNROLL for (int t = 0; t < T; t++) {
-                held[t] = vf_fma(vf_load(state + (size_t)t * tile + (size_t)i * 16), vf_set1(k[i]), held[t]);
-                KEEP(held[t]);
+                step[t] = vf_fma(vf_load(state + (size_t)t * tile + (size_t)i * 16), vf_set1(k[i]), step[t]);
+                KEEP(step[t]);
             }
         }
         UNROLL for (int t = 0; t < T; t++) {
-            const vf error = vf_sub(load_at(v, t * 16, d->value_dim - first * 16), vf_mul(vf_mul(held[t], decay), vf_set1(scale)));
-            step[t] = vf_mul(error, vf_set1(d->beta[gate] * scale));
+            const vf held = vf_mul(vf_mul(step[t], decay), scale);
+            step[t] = vf_mul(vf_sub(load_at(v, t * 16, d->value_dim - first * 16), held), beta);
         }
         for (int32_t i = 0; i < d->key_dim; i++) {
             UNROLL for (int t = 0; t < T; t++) {
@@ -544,7 +532,7 @@ INLINE void delta_lanes(const struct delta *d, int32_t first, const int T)
                 KEEP(out[t]);
             }
         }
-        UNROLL for (int t = 0; t < T; t++) store_at(v, t * 16, d->value_dim - first * 16, vf_mul(out[t], vf_set1(scale * scale)));
+        UNROLL for (int t = 0; t < T; t++) store_at(v, t * 16, d->value_dim - first * 16, vf_mul(vf_mul(out[t], scale), scale));
     }
 }
 
@@ -564,7 +552,6 @@ const struct kernels KERNELS = {
     .silu_mul = kernel_silu_mul,
     .sigmoid_mul = kernel_sigmoid_mul,
     .convolve = kernel_convolve,
-    .delta_gates = kernel_delta_gates,
     .delta = kernel_delta,
     .argmax = kernel_argmax,
     .softmax = kernel_softmax,

@@ -101,15 +101,16 @@ struct attend {
 /* Floats of what one block says about one query: maximum, sum, and the output not yet divided, by lanes of 16. */
 static inline size_t attend_partial_floats(int32_t value_dim) { return 2 + (((size_t)value_dim + 15) & ~(size_t)15); }
 
-/* The gated delta rule of one head over n rows, arXiv:2412.06464: with k and q of length 1,
- *   state *= decay; state += k (v - state^T k)^T beta; v becomes state^T q / sqrt(key_dim). */
+/* The gated delta rule of one head, arXiv:2412.06464, row by row: with sigmoid(beta) and with decay = e^(-e^log_rate
+ * softplus(decay + bias)), state *= decay; state += k (v - k state) beta; v becomes q state / sqrt(key_dim). */
 struct delta {
     int32_t n, key_dim, value_dim;
-    const float *q, *k;                       /* the first row's, each of length sqrt(key_dim) */
+    const float *q, *k;          /* of length sqrt(key_dim), here taken as 1 */
     float *v;
-    const float *beta, *decay;                /* one of each a row */
-    size_t stride, gate_stride;               /* floats from row to row: of q, k, v; of beta, decay */
-    float *state;                             /* [roundup16(value_dim) / 16][key_dim][16] */
+    const float *beta, *decay;   /* [1] */
+    size_t stride;               /* floats from row to row, of all */
+    float log_rate, bias;
+    float *state;                /* [roundup16(value_dim) / 16][key_dim][16] */
 };
 
 struct kernels {
@@ -124,13 +125,10 @@ struct kernels {
      * +- limit. With 0, 1, 0: silu(gate) * up. arXiv:2002.05202 */
     void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float offset);
     void (*sigmoid_mul)(float *y, const float *x, int32_t n);  /* y *= sigmoid(x) */
-    /* A causal convolution of each column of x [n][stride], in place: a row becomes the sum over j < width of weight
-     * [width][w_stride] row j times the row width - 1 - j before it, then silu of that if asked. past [width - 1][cols]: the
-     * rows before the first, oldest first; afterwards those before the next. */
+    /* In place, each row of x [n][stride] becomes the sum over j < width of weight [j][w_stride] times the row width - 1 - j in
+     * front of it, or silu of that. past [width - 1][cols]: the rows in front of the first, then of those to come. */
     void (*convolve)(float *x, size_t stride, int32_t n, int32_t cols, const float *weight, size_t w_stride, int32_t width,
                      float *past, bool silu);
-    /* beta = sigmoid(beta); decay = e^(-e^log_rate softplus(decay + bias)); n of each */
-    void (*delta_gates)(float *beta, float *decay, const float *log_rate, const float *bias, int32_t n);
     void (*delta)(const struct delta *d);
     int32_t (*argmax)(const float *x, int32_t n);              /* the lowest index of the largest; n >= 1, no NaN */
     void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */

@@ -219,14 +219,14 @@ static void check_memory(colibri_model *model, colibri_params params, const int3
     const struct cache cache = context->cache;
     const uint64_t states = (uint64_t)(cache.states - (buffer + GUARD)), pool = (uint64_t)(cache.pool - (buffer + GUARD));
     const uint64_t written = pool + (uint64_t)cache.n_touched * cache.block_bytes;
-    struct state_mark *const marks = take((size_t)params.max_batch * sizeof *marks);
+    int32_t(*const marks)[STATE_MARKS] = take((size_t)params.max_batch * sizeof *marks);
     memcpy(marks, cache.marks, (size_t)params.max_batch * sizeof *marks);
     colibri_free(context);
     uint64_t left = 0, outside = 0;
     for (uint64_t i = 0; i < plan.context_bytes; i++) {
         const uint8_t byte = buffer[GUARD + i];
         const uint64_t state = i < states || i >= pool ? 0 : (i - states) / cache.state_bytes;
-        const bool touched = i < states || i >= pool ? i < written : marks[state / STATES].at[state % STATES] >= 0;
+        const bool touched = i < states || i >= pool ? i < written : marks[state / STATES][state % STATES] >= 0;
         if (touched ? byte != 0 : byte != PATTERN && byte != 0) left++;
     }
     free(marks);

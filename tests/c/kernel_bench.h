@@ -156,14 +156,13 @@ static inline void bench_attention(struct bench *b)
 static inline void bench_states(struct bench *b)
 {
     enum { ROWS = BENCH_N / BENCH_HEAD };
-    static const float gates[2] = {0.5f, 0.99f};
     b->partials = take(((size_t)BENCH_HEAD * BENCH_HEAD + ROWS * BENCH_HEAD) * 4);
     b->entry = CONVOLVE;
     bench_line(b, "n 16, width 4", BENCH_N, "elements");
     memset(b->partials, 0, (size_t)BENCH_HEAD * BENCH_HEAD * 4);
     b->entry = DELTA;
     b->delta = (struct delta){.n = ROWS, .key_dim = BENCH_HEAD, .value_dim = BENCH_HEAD, .q = b->b, .k = b->b, .stride = BENCH_HEAD,
-                              .v = b->partials + (size_t)BENCH_HEAD * BENCH_HEAD, .beta = gates, .decay = gates + 1,
+                              .v = b->partials + (size_t)BENCH_HEAD * BENCH_HEAD, .beta = b->b, .decay = b->b, .log_rate = -4,
                               .state = b->partials};
     fill(b->delta.v, BENCH_N, 1, ORDINARY);
     bench_line(b, "n 16", 7.0 * ROWS * BENCH_HEAD * BENCH_HEAD, "FLOP");

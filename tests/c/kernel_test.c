@@ -247,40 +247,29 @@ static void test_convolve(int32_t cols, int32_t width, int32_t n, enum content c
 
 static void test_delta(int32_t key_dim, int32_t value_dim, int32_t n, enum content content)
 {
-    const size_t stride = (size_t)(2 * key_dim + value_dim) + 1, bytes = (stride * (size_t)n + 1) * 4;
+    const size_t stride = (size_t)(2 * key_dim + value_dim) + 3, bytes = (stride * (size_t)n + 1) * 4;
     const size_t state_bytes = (size_t)((value_dim + 15) & ~15) * (size_t)key_dim * 4;
     const int32_t first = random_below(n + 1);
     float *const x = take(bytes), *const y = take(bytes), *const held = take(state_bytes), *const other = take(state_bytes);
-    float *const gates = take((size_t)n * 16), *const gates_too = take((size_t)n * 16), rates[4], bias[4];
     fill(x + 1, (int32_t)stride * n, 1, content == JUMPING ? ORDINARY : content);
-    fill(gates, 4 * n, content == JUMPING ? 120 : 3, ORDINARY); /* [n] of two betas, two decays */
-    fill(rates, 4, 3, ORDINARY);
-    fill(bias, 4, 2, ORDINARY);
+    for (int32_t row = 0; row < n; row++) fill(x + 1 + stride * (size_t)row, 2, content == JUMPING ? 120 : 3, ORDINARY); /* the gates */
     memcpy(y, x, bytes);
-    memcpy(gates_too, gates, (size_t)n * 16);
-    for (int32_t row = 0; row < n; row++) {
-        kernels_scalar.delta_gates(gates + 4 * row, gates + 4 * row + 2, rates, bias, 2);
-        tested->delta_gates(gates_too + 4 * row, gates_too + 4 * row + 2, rates, bias, 2);
-    }
-    compare("delta_gates", gates, gates_too, (size_t)n * 16, n, 2);
-    struct delta job = {.n = n, .key_dim = key_dim, .value_dim = value_dim, .q = x + 1, .k = x + 1 + key_dim, .v = x + 1 + 2 * key_dim,
-                        .beta = gates + 1, .decay = gates + 3, .stride = stride, .gate_stride = 4, .state = held};
-    kernels_scalar.delta(&job);
-    job = (struct delta){.n = first, .key_dim = key_dim, .value_dim = value_dim, .q = y + 1, .k = y + 1 + key_dim,
-                         .v = y + 1 + 2 * key_dim, .beta = gates + 1, .decay = gates + 3, .stride = stride, .gate_stride = 4,
-                         .state = other};
-    tested->delta(&job);
+    const float rate = random_float(3), bias = random_float(2);
+    const struct delta whole = {n, key_dim, value_dim, x + 3, x + 3 + key_dim, x + 3 + 2 * key_dim, x + 1, x + 2, stride, rate, bias, held};
+    const struct delta begin = {first, key_dim, value_dim, y + 3, y + 3 + key_dim, y + 3 + 2 * key_dim, y + 1, y + 2, stride, rate, bias,
+                                other};
+    struct delta rest = begin;
     const size_t at = stride * (size_t)first;
-    job.n = n - first, job.q += at, job.k += at, job.v += at, job.beta += 4 * first, job.decay += 4 * first;
-    tested->delta(&job);
+    rest.n = n - first, rest.q += at, rest.k += at, rest.v += at, rest.beta += at, rest.decay += at;
+    kernels_scalar.delta(&whole);
+    tested->delta(&begin);
+    tested->delta(&rest);
     compare("delta", x, y, bytes, n, value_dim);
     compare("delta, state", held, other, state_bytes, n, value_dim);
     free(x);
     free(y);
     free(held);
     free(other);
-    free(gates);
-    free(gates_too);
 }
 
 static void test_set(void)

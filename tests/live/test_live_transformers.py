@@ -108,8 +108,9 @@ LATENT = {
 }  # fmt: skip
 LINEAR = "linear_attention"
 DELTA = {
-    "num_hidden_layers": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 40, "head_dim": 16,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+    "num_hidden_layers": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 40,
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
 }  # fmt: skip
 SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16}),
@@ -198,7 +199,10 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Next",
         {**EXPERTS, **DELTA, "mlp_only_layers": [0], "layer_types": [LINEAR, "full_attention", LINEAR]},
     ),
-    "qwen3_5_moe": ("Qwen3_5MoeText", {**EXPERTS, **DELTA, "num_hidden_layers": 2, "layer_types": ["full_attention", LINEAR]}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeText",
+        {**EXPERTS, **DELTA, "num_hidden_layers": 2, "layer_types": ["full_attention", LINEAR]},
+    ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 

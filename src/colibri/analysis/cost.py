@@ -26,13 +26,14 @@ class Cost:
     experts_bytes: int  # of the chosen experts
     output_bytes: int  # output head
     kv_bytes_per_position: int  # keys and values of all layers
+    state_bytes: int  # recurrent states of all layers
     layers_flops: int  # 2 x multiply-adds of all matrices but the output head
     output_flops: int
 
     def decode_bytes(self, positions: float) -> float:
         """Read for a token that looks at so many positions, itself included."""
         weights = self.embedding_bytes + self.dense_bytes + self.experts_bytes + self.output_bytes
-        return weights + positions * self.kv_bytes_per_position
+        return weights + self.state_bytes + positions * self.kv_bytes_per_position
 
     def prefill_flops(self, n_ids: int) -> int:
         """Of a prompt of which only the last id's logits are wanted. Attention scores do not count."""
@@ -69,5 +70,10 @@ def count(config: Config, tensors: list[Entry]) -> Cost:
     latent = config["kv_latent_dim"]
     key, value = (config["rope_dim"] + latent, latent) if latent else (config["head_dim"],) * 2
     padded = -(-value // _LANES) * _LANES
-    kv = config["n_layers"] * config["n_kv_heads"] * (key + padded) * _KV_BYTES
-    return Cost(embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, layers_flops, output_flops)
+    recurrent = sum(config["mixer"])
+    kv = (config["n_layers"] - recurrent) * config["n_kv_heads"] * (key + padded) * _KV_BYTES
+    lanes = -(-config["delta_value_dim"] // _LANES) * _LANES
+    state = recurrent * config["delta_heads"] * config["delta_key_dim"] * lanes * _KV_BYTES
+    return Cost(
+        embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, state, layers_flops, output_flops
+    )

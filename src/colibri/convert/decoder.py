@@ -97,8 +97,8 @@ def read_decoder(
 ) -> Decoder:
     """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
     num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
-    `share` as in read_rope, `windows` and `others` as in read_windows. `head_dim`: a family that knows it allows no other
-    in config.json.
+    `share` as in read_rope, `windows` and `others` as in read_windows. `head_dim`: a family that knows it
+    allows no other in config.json.
     """
     keys.require("hidden_act", ("silu", "swish"), "silu")
     n_embd = keys.integer("hidden_size", defaults["hidden_size"])

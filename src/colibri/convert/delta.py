@@ -63,7 +63,11 @@ def read_delta(keys: Keys, defaults: Mapping[str, Any]) -> Decoder:
             delta_value_dim=value_dim,
             conv_width=width,
         )
-    head_dim, n_embd, channels = config["head_dim"], config["n_embd"], 2 * key_heads * key_dim + heads * value_dim
+    head_dim, n_embd, channels = (
+        config["head_dim"],
+        config["n_embd"],
+        2 * key_heads * key_dim + heads * value_dim,
+    )
     q = [range(2 * h * head_dim, (2 * h + 1) * head_dim) for h in range(config["n_heads"])]
     gate = [range(one.stop, one.stop + head_dim) for one in q]
     taps = tuple(channel * width + tap for tap in range(width) for channel in range(channels))

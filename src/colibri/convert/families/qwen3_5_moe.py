@@ -41,7 +41,9 @@ DEFAULTS: dict[str, Any] = {
 }
 
 TENSORS: Names = {
-    **{target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")},
+    **{
+        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
+    },
     "layers.{N}.delta_qkv": ("layers.{N}.linear_attn.in_proj_qkv.weight",),
     "layers.{N}.delta_gate": ("layers.{N}.linear_attn.in_proj_z.weight",),
     "layers.{N}.delta_beta": ("layers.{N}.linear_attn.in_proj_b.weight",),

@@ -1,7 +1,7 @@
-"""Qwen3-Next: gated delta networks, every fourth layer gated attention; routed experts and a gated shared one.
+"""Qwen3-Next: gated delta networks, each fourth layer gated attention; routed experts and a gated shared one.
 
-Owns: the keys and tensor names of model_type "qwen3_next", whose projections have the parts of a key head side
-by side. Defaults: Qwen3NextConfig of Transformers 5.24.
+Owns: the keys and tensor names of model_type "qwen3_next", whose projections have the parts of a key head
+side by side. Defaults: Qwen3NextConfig of Transformers 5.24.
 Refuses: biases, and what delta.py, decoder.py and keys.py refuse. Layers that predict further tokens are left
 out and listed.
 """
@@ -66,7 +66,11 @@ def read_config(keys: Keys) -> Decoder:
         n_ff_shared=n_ff_shared if any(routed) else 0,
         shared_gate=int(any(routed)),
     )
-    return decoder._replace(cuts={**decoder.cuts, **_cuts(decoder.config)}) if any(decoder.config["mixer"]) else decoder
+    return (
+        decoder._replace(cuts={**decoder.cuts, **_cuts(decoder.config)})
+        if any(decoder.config["mixer"])
+        else decoder
+    )
 
 
 def _cuts(config: dict[str, Any]) -> dict[str, Any]:
