@@ -313,9 +313,9 @@ def test_a_missing_or_broken_tokenizer(tmp_path: Path, out: Path) -> None:
     (source / "tokenizer.json").write_text("{}")
     refused(source, out, "no vocabulary")
     (source / "tokenizer.json").unlink()
-    refused(source, out, "needs a tokenizer.json, but has none")
-    (source / "tokenizer.model").write_bytes(b"x")
-    refused(source, out, "only tokenizer.model.*AutoTokenizer")
+    refused(source, out, "needs a tokenizer: tokenizer.json, tokenizer.model.* it has none")
+    (source / "vocab.json").write_text("{}")
+    refused(source, out, "only vocab.json.*AutoTokenizer")
 
 
 # --- outputs
