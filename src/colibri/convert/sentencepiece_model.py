@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -121,6 +122,8 @@ def _check(model: SentencePieceModel) -> None:
     names = {f"<0x{byte:02X}>" for byte in range(256)}
     if n_bytes != 256 * model.byte_fallback or any(p.kind == BYTE and p.text not in names for p in pieces):
         raise ValueError(f"{n_bytes} byte pieces with byte fallback {'on' if model.byte_fallback else 'off'}")
+    if not _normal_scores(model):
+        raise ValueError("no normal pieces")
     read_charsmap(model.charsmap)
 
 
@@ -154,7 +157,7 @@ def as_tokenizer(model: SentencePieceModel, every_stretch: bool) -> tuple[dict[s
             "collapse_spaces": model.collapse_spaces,
             "escape_spaces": model.escape_spaces,
         },
-        "pre_tokenizer": None,
+        "pre_tokenizer": _cut(model),
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": decoders if model.escape_spaces else decoders[1:]},
         "model": body,
@@ -219,16 +222,14 @@ def _bpe(model: SentencePieceModel, notes: list[str]) -> dict[str, Any]:
 
 
 def _unigram(model: SentencePieceModel, notes: list[str]) -> dict[str, Any]:
-    """Text becomes normal pieces only. `tokenizers` knows no kinds: other pieces get a score that never wins;
-    without byte fallback none of them can stand in a text but by its name as an added token, so they need
-    none and the penalty of unknown text, which follows from the lowest score, stays SentencePiece's."""
-    normal = {p.text: p.score for p in model.pieces if p.kind == NORMAL}
-    if not normal:
-        raise ValueError("no normal pieces")
-    lowest = min(normal.values())
+    """Text becomes normal pieces only, but `tokenizers` knows no kinds. Where text could hold the name of
+    another piece, that one gets a score that never wins. Else it keeps 0, so that the lowest score, which
+    sets the penalty of unknown text, is SentencePiece's."""
+    normal = _normal_scores(model)
     never = 0.0
     if any(p.kind in (BYTE, UNUSED) for p in model.pieces):
-        never = min(lowest, -1.0) * (2 + max(len(p.text) for p in model.pieces))
+        lowest = min([-1.0, *normal.values()])
+        never = lowest * (2 + max(len(p.text) for p in model.pieces))
         if any(character not in normal for text in normal for character in text):
             notes.append(
                 "some characters stand in pieces but are none: around unknown text, ids may differ from "
@@ -240,3 +241,22 @@ def _unigram(model: SentencePieceModel, notes: list[str]) -> dict[str, Any]:
         "vocab": [[p.text, p.score if p.kind == NORMAL else never] for p in model.pieces],
         "byte_fallback": model.byte_fallback,
     }
+
+
+def _normal_scores(model: SentencePieceModel) -> dict[str, float]:
+    return {p.text: p.score for p in model.pieces if p.kind == NORMAL}
+
+
+def _cut(model: SentencePieceModel) -> dict[str, Any] | None:
+    """With byte fallback, a name such as <0x41> in a text has to be taken apart, even if some of its
+    characters are unknown and would cost more than the score that never wins. No piece holds an unknown
+    character, so a cut around it changes nothing else."""
+    if model.kind == "BPE" or not model.byte_fallback:
+        return None
+    normal = _normal_scores(model)
+    names = "".join(p.text for p in model.pieces if p.kind in (BYTE, UNUSED))
+    unknown = sorted({character for character in names if character not in normal})
+    if not unknown:
+        return None
+    pattern = "|".join(re.escape(character) for character in unknown)
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
