@@ -66,7 +66,7 @@ def mistral(path: str | Path, *, window: int | None = None, **options: Any) -> P
     return _dense(path, "mistral", "MistralForCausalLM", {"sliding_window": window}, **options)
 
 
-def ministral(path: str | Path, *, window: int | None = 128, n_layers: int = 4, **options: Any) -> Path:
+def ministral(path: str | Path, *, window: int | None = 128, n_layers: int = 2, **options: Any) -> Path:
     """Windows in all layers but every fourth, as layer_types says."""
     kinds = [("full_attention" if n % 4 == 0 else "sliding_attention") for n in range(n_layers)]
     keys = {"sliding_window": window, "layer_types": kinds}

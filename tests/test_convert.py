@@ -155,7 +155,7 @@ EXPECTED_FIELDS: dict[str, dict[str, Any]] = {
     "qwen3": {"n_experts": [0, 0], "n_ff": 96, "qk_norm": 1},
     "qwen2": {"n_experts": [0, 0], "attn_qkv_bias": 1, "attn_out_bias": 0, "window": [0, 0]},
     "mistral": {"n_experts": [0, 0], "n_ff": 96, "attn_qkv_bias": 0, "window": [0, 0]},
-    "ministral": {"n_experts": [0] * 4, "head_dim": 16, "window": [0, 128, 128, 128]},
+    "ministral": {"n_experts": [0, 0], "head_dim": 16, "window": [0, 128]},
     "glm4_moe": GLM4_FIELDS,
     "gpt_oss": {"attn_sinks": 1, "window": [128, 0], "ffn_limit": 1.5, "expert_bias": 1, "router_norm": 1},
     "deepseek_v2": LATENT_FIELDS | {"router_score": 0, "router_bias": 0, "router_norm": 0},
@@ -315,7 +315,7 @@ def test_a_checkpoint_without_tokenizer_is_allowed_on_request(tmp_path: Path) ->
     report = convert(source, tmp_path / "m.colibri", require_tokenizer=False)
     assert "tokenizer.json" not in read_blobs(report.path)
     assert read_container(report.path).config["n_vocab_used"] == 300
-    assert "no tokenizer.json" in report.notes[0]
+    assert "no tokenizer" in report.notes[0]
 
 
 # --- case 12: spellings of experts
