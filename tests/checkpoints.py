@@ -18,7 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_dense import llama, ministral, mistral, qwen2, qwen3
+from checkpoint_dense import llama as llama
+from checkpoint_dense import ministral as ministral
+from checkpoint_dense import mistral as mistral
+from checkpoint_dense import qwen2 as qwen2
+from checkpoint_dense import qwen3 as qwen3
 from checkpoint_tensors import Array, Config
 from checkpoint_writer import EXPERT_LAYOUTS, SPECIAL_TOKENS, TEMPLATE, base_config, tokenizer_json, write
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import checkpoints
 import colibri
 from colibri.convert import convert, sentencepiece_model
+from colibri.convert.embedded import fingerprint
 from colibri.convert.merges import merges
 from colibri.convert.tokenizer_files import as_tokenizer_json
 from colibri.errors import ConversionError
@@ -250,16 +251,30 @@ def test_a_converted_kimi_encodes_and_chats(tmp_path: Path) -> None:
         for text, ids in zip(expected()["texts"], expected()["ids"]["kimi"], strict=True):
             assert ours.encode(text) == ids
         assert ours.encode_prompt("the bird") == ours.encode("the bird"), "no BOS by itself"
-        assert set(ours.eos_ids) == {342, 2, 341} or 341 in ours.eos_ids
+        assert {342, 341} <= set(ours.eos_ids)
         chat = model.chat([{"role": "user", "content": "<|im_end|> bird"}], max_tokens=3)
         assert chat.n_prompt == len([343, *ours.encode("<|im_end|> bird"), 342])
+
+
+def test_a_converted_llama_tokenizer_puts_one_bos_before_a_prompt(tmp_path: Path) -> None:
+    source = checkpoints.mixtral(tmp_path / "hf", vocab=480, tokenizer=False)
+    written(source, "bpe", {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"})
+    first = convert(source, tmp_path / "m.colibri", "f32")
+    with colibri.load(first.path) as model:
+        text = "the bird [INST] \U0001f999"
+        ids = tokenizer("bpe").encode(text)
+        assert model.tokenizer.encode_prompt(text) == [1, *ids]
+        assert model.generate(text, max_tokens=2).n_prompt == len(ids) + 1
+    sha256 = fingerprint(source, [])
+    (source / "tokenizer.model").write_bytes(file_of("bpe_bare").read_bytes())
+    assert fingerprint(source, []) != sha256, "another tokenizer is another source"
 
 
 def test_a_tiktoken_file_may_be_called_tokenizer_model(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.model"
     file.write_bytes(file_of("kimi").read_bytes())
     data = tokenizer_json(file, {"tokenizer_class": "PreTrainedTokenizerFast"})
-    assert data["model"]["ignore_merges"] and data["model"]["vocab"]["Ġ"] == 32 or data["model"]["vocab"]
+    assert data["model"]["ignore_merges"] and data["model"]["vocab"].keys() >= {"Ġ", "qzj"}
     qwen = tokenizer_json(file, {"tokenizer_class": "QWenTokenizer"})
     assert qwen["normalizer"] == {"type": "NFC"} and qwen["added_tokens"][1]["content"] == "<|im_start|>"
 

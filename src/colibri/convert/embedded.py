@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,17 +170,16 @@ def _check_vocabulary(
 ) -> int:
     """Ids beyond the embedding are an error wherever they are written; rows beyond the tokenizer are
     padding."""
-    extra = {str(token): number for token, number in _optional(path / "added_tokens.json").items()}
+    added = _optional(path / "added_tokens.json").items()
+    extra = {token: number for token, number in added if isinstance(number, int)}
     decoder = settings.get("added_tokens_decoder")
     for number, token in (decoder if isinstance(decoder, dict) else {}).items():
         content = token.get("content") if isinstance(token, dict) else token
-        extra[str(content)] = int(number) if str(number).isdigit() else -1
+        extra[str(content)] = int(number) if re.fullmatch("[0-9]{1,9}", number) else -1
     own = tokenizer_file(path)
     made_from = own.name if own is not None else "tokenizer.json"
     for known, file in ((ids, made_from), (extra, "added_tokens.json or tokenizer_config.json")):
-        token, largest = max(
-            known.items(), key=lambda item: item[1] if isinstance(item[1], int) else -1, default=("", -1)
-        )
+        token, largest = max(known.items(), key=lambda item: item[1], default=("", -1))
         if largest >= n_vocab:
             raise ConversionError(
                 f"{path}: {file} has {largest + 1} token ids (the last is {token!r}), but the embedding has "
