@@ -217,7 +217,8 @@ def _refuse_other_ids(token: Added, ids: dict[str, int], pieces: list[Piece], ki
 
 
 def _add(tokenizer: dict[str, Any], added: Iterable[Added]) -> None:
-    """Puts tokens in, in the place of those that have their ids; ids that nothing has stay unused."""
+    """Puts tokens in, in the place of those that have their ids. Ids that nothing has get names with spaces
+    in a unigram's list, which has to be whole: no prepared text holds one."""
     tokens = {token["id"]: token for token in tokenizer["added_tokens"]}
     vocabulary = tokenizer["model"]["vocab"]
     for id, content, special, lstrip, rstrip in added:
