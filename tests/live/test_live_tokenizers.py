@@ -22,7 +22,7 @@ from colibri.convert import sentencepiece_model, tiktoken_file
 from colibri.tokenizer import Tokenizer
 from fixtures.tokenizer_cases import SETTINGS, WORDS, texts
 from make_tokenizer_fixtures import ranks, trained
-from test_tokenizer_files import expected, file_of
+from test_tokenizer_files import expected, file_of, tokenizer_json, written
 
 sentencepiece = pytest.importorskip("sentencepiece")
 tiktoken = pytest.importorskip("tiktoken")
@@ -121,3 +121,33 @@ def test_tiktoken_files_as_tiktoken_reads_them(kind: str) -> None:
 def test_real_tiktoken_files(file: Path) -> None:
     for kind in KINDS[:2]:
         compare_tiktoken(tiktoken_file.read_ranks(file.read_bytes()), kind, 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("unigram", {"tokenizer_class": "T5Tokenizer", "extra_ids": 5}),
+        ("kimi", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ],
+)
+def test_classes_as_transformers_reads_them(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
+    """Ids, tokens that the class adds, and those that it puts around a text. Printable ASCII only:
+    Transformers takes `tokenizers`' step for the map, and splits T5's texts at any white space."""
+    transformers = pytest.importorskip("transformers")
+    file = written(tmp_path / "hf", name, settings)
+    theirs = transformers.AutoTokenizer.from_pretrained(file.parent)
+    made = tokenizer_json(file, settings)
+    ours = Tokenizer(json.dumps(made))
+    parts = (made["post_processor"] or {"single": [{"Sequence": {}}]})["single"]
+    names = [part.get("SpecialToken", {}).get("id") for part in parts]
+    assert ours.size == len(theirs)
+    for text in [
+        *(word for word in WORDS if word.isascii() and word.isprintable()),
+        "the <extra_id_3> bird",
+        "</s>a",
+        "",
+        "a  b c",
+    ]:
+        ids = ours.encode(text, special=True)
+        around = [[ours.control_ids[one]] if one else ids for one in names]
+        assert theirs.encode(text) == sum(around, []), text
