@@ -122,12 +122,14 @@ def write(
     tokenizer: bool = True,
     adds_bos: bool = False,
     generation: Mapping[str, Any] | None = None,
+    only_end: int | None = None,
 ) -> Path:
     """Common options of every maker.
 
     lm_head: None writes it unless tied; True and False force it. shards > 1 writes an index. experts: one of
     EXPERT_LAYOUTS. prefix: e.g. "language_model.", put before every tensor name. extra_rows: embedding rows
     beyond the tokenizer's tokens. rope: keys put into config.json as they are (default: rope_theta 10000).
+    only_end: the one end token, whichever file is asked; a padding row makes a model that never ends a text.
     """
     if experts not in EXPERT_LAYOUTS + GPT_OSS_LAYOUTS:
         raise ValueError(f"experts={experts!r} is not one of {EXPERT_LAYOUTS}")
@@ -142,6 +144,7 @@ def write(
     shapes = shapes_of(config, experts_of, n_ff, n_ff_expert, n_ff_shared, qk_norm, qkv_bias, out_bias)
     if lm_head is False or (lm_head is None and tied):
         del shapes["lm_head.weight"]
+    config |= {} if only_end is None else {"eos_token_id": only_end}
     config |= dict(config_extra or {})
     for key in config_remove:
         del config[key]
@@ -164,7 +167,7 @@ def write(
                 {
                     "tokenizer_class": "PreTrainedTokenizerFast",
                     "bos_token": "<s>",
-                    "eos_token": "</s>",
+                    "eos_token": "</s>" if only_end is None else None,
                     "unk_token": "<unk>",
                     "chat_template": TEMPLATE,
                 },
@@ -173,6 +176,8 @@ def write(
             "utf-8",
         )
     settings = {"bos_token_id": 1, "eos_token_id": 2} if generation is None else dict(generation)
+    if only_end is not None:
+        settings["eos_token_id"] = only_end
     (path / "generation_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
     return path
 

@@ -19,6 +19,11 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_delta import qwen3_5_moe, qwen3_next
+from checkpoint_dense import llama as llama
+from checkpoint_dense import ministral as ministral
+from checkpoint_dense import mistral as mistral
+from checkpoint_dense import qwen2 as qwen2
+from checkpoint_dense import qwen3 as qwen3
 from checkpoint_tensors import Array, Config
 from checkpoint_writer import EXPERT_LAYOUTS, SPECIAL_TOKENS, TEMPLATE, base_config, tokenizer_json, write
 
@@ -188,50 +193,6 @@ def qwen2_moe(
     )
 
 
-def llama(
-    path: str | Path,
-    *,
-    n_layers: int = 2,
-    hidden: int = 64,
-    n_heads: int = 4,
-    n_kv_heads: int = 2,
-    head_dim: int | None = None,
-    n_ff: int = 96,
-    qkv_bias: bool = False,
-    **options: Any,
-) -> Path:
-    """All-dense; `qkv_bias` is the family's attention_bias (q, k, v and o)."""
-    config = base_config("llama", "LlamaForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
-    config |= {"intermediate_size": n_ff, "attention_bias": qkv_bias, "mlp_bias": False, "pretraining_tp": 1}
-    return write(path, config, [0] * n_layers, n_ff, 0, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
-
-
-def qwen3(
-    path: str | Path,
-    *,
-    n_layers: int = 2,
-    hidden: int = 64,
-    n_heads: int = 4,
-    n_kv_heads: int = 2,
-    head_dim: int | None = 16,
-    n_ff: int = 96,
-    qkv_bias: bool = False,
-    **options: Any,
-) -> Path:
-    """All-dense with per-head q/k norm."""
-    config = base_config("qwen3", "Qwen3ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
-    config |= {
-        "intermediate_size": n_ff,
-        "attention_bias": qkv_bias,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": 28,
-    }
-    return write(
-        path, config, [0] * n_layers, n_ff, 0, qk_norm="head", qkv_bias=qkv_bias, out_bias=qkv_bias, **options
-    )
-
-
 def glm4_moe(
     path: str | Path,
     *,
@@ -389,7 +350,10 @@ FAMILIES = {
     "olmoe": olmoe,
     "qwen2_moe": qwen2_moe,
     "llama": llama,
+    "qwen2": qwen2,
     "qwen3": qwen3,
+    "mistral": mistral,
+    "ministral": ministral,
     "glm4_moe": glm4_moe,
     "dots1": dots1,
     "gpt_oss": gpt_oss,

@@ -28,7 +28,8 @@ Activations = Callable[[Array], Array]
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
 DELTA = ("qwen3_next", "qwen3_5_moe_text")
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED, *DELTA)
+DENSE = ("llama", "qwen2", "qwen3", "mistral", "ministral")
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "gpt_oss", *DENSE, *GROUPED, *DELTA)
 THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -152,7 +153,7 @@ def windows_of(raw: dict[str, Any]) -> tuple[int, ...]:
     if without or ("qwen" in family and not raw.get("use_sliding_window")):
         window = 0
     first = raw.get("max_window_layers", 28)
-    if family in ("mixtral", "qwen3_moe"):
+    if family in ("mixtral", "qwen3_moe", "mistral", "ministral"):
         sliding = [True] * n
     elif family == "qwen2_moe":
         sliding = [layer % 2 == 0 and layer < first for layer in range(n)]
@@ -175,7 +176,7 @@ def read_config(raw: dict[str, Any]) -> Config:
     latent = family in LATENT
     explicit = raw.get("qk_rope_head_dim" if latent else "head_dim", 128 if family == "qwen3" else None)
     head_dim = derived if explicit is None else explicit
-    dense = family in ("llama", "qwen3")
+    dense = family in DENSE
     counts = [raw[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in raw]
     n_experts = 0 if dense else counts[0]
     grouped = family in GROUPED
@@ -183,7 +184,8 @@ def read_config(raw: dict[str, Any]) -> Config:
     step, only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     if family in ("mixtral", "olmoe"):  # these have no dense layers, whatever the keys say
         step, only = 1, []
-    attention_bias = bool(raw.get("attention_bias", False)) and family not in ("mixtral", "qwen2_moe")
+    without_key = ("mixtral", "qwen2_moe", "qwen2", "mistral", "ministral")
+    attention_bias = bool(raw.get("attention_bias", False)) and family not in without_key
     share = raw.get("partial_rotary_factor", 0.5) if family == "glm4_moe" else 1
     if family in DELTA:
         share = rope_settings(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor", 0.25))
@@ -203,7 +205,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         rope_scale=rope_scale(raw),
         qk_norm=qk_norm,
         qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
-        qkv_bias=bool(raw.get("qkv_bias", True)) if family == "qwen2_moe" else attention_bias,
+        qkv_bias=bool(raw.get("qkv_bias", True)) if family in ("qwen2_moe", "qwen2") else attention_bias,
         out_bias=attention_bias and family != "glm4_moe",
         tied=bool(raw.get("tie_word_embeddings", False)),
         moe_layers=tuple(

@@ -48,12 +48,11 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(scope="session")
 def endless(make_model: Callable[..., Path]) -> Path:
     """A model whose only end token is a padding row, so that it writes until it is stopped."""
-    return make_model(
-        "mixtral",
-        extra_rows=20,
-        generation={"bos_token_id": 1, "eos_token_id": 319},
-        config_extra={"max_position_embeddings": 2_000_000},
-    )
+    extra = {"max_position_embeddings": 2_000_000}
+    path = make_model("mixtral", extra_rows=20, only_end=319, config_extra=extra)
+    with colibri.load(path) as model:
+        assert model.tokenizer.eos_ids == (319,)
+    return path
 
 
 def text_of(path: Path, prompt: str = PROMPT, **options: Any) -> str:

@@ -308,14 +308,23 @@ def test_added_tokens_beyond_the_embedding(tmp_path: Path, out: Path, file: str)
     refused(source, out, "321 token ids .*'<far>'.*320 rows")
 
 
+def test_added_tokens_that_are_none(tmp_path: Path, out: Path) -> None:
+    """Beside a tokenizer.json they decide nothing, so they are left out."""
+    source = checkpoints.mixtral(tmp_path / "hf")
+    checkpoints.edit_json(source / "added_tokens.json", {"<a>": "x", "<b>": None, "<c>": [1]})
+    decoder = {key: {"content": key} for key in ("\u00b2", "x", "-1", "9" * 5000)}
+    checkpoints.edit_json(source / "tokenizer_config.json", {"added_tokens_decoder": decoder})
+    assert convert(source, out).path == out
+
+
 def test_a_missing_or_broken_tokenizer(tmp_path: Path, out: Path) -> None:
     source = checkpoints.mixtral(tmp_path / "hf")
     (source / "tokenizer.json").write_text("{}")
     refused(source, out, "no vocabulary")
     (source / "tokenizer.json").unlink()
-    refused(source, out, "needs a tokenizer.json, but has none")
-    (source / "tokenizer.model").write_bytes(b"x")
-    refused(source, out, "only tokenizer.model.*AutoTokenizer")
+    refused(source, out, "needs a tokenizer: tokenizer.json, tokenizer.model.* it has none")
+    (source / "vocab.json").write_text("{}")
+    refused(source, out, "only vocab.json.*AutoTokenizer")
 
 
 # --- outputs

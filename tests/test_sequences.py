@@ -110,7 +110,7 @@ def cancel_soon(model: Model) -> threading.Thread:
 @pytest.mark.parametrize("n_prompt", [1, 100_000])
 def test_cancel_from_another_thread_ends_a_generation(make_model: Callable[..., Path], n_prompt: int) -> None:
     """While tokens are written, and while a long prompt is evaluated. The only end token is a padding row."""
-    path = make_model("mixtral", extra_rows=20, generation={"bos_token_id": 1, "eos_token_id": 319})
+    path = make_model("mixtral", extra_rows=20, only_end=319)
     with colibri.load(path, context=200_000) as model:
         expected = model.generate(PROMPT, max_tokens=5)
         thread = cancel_soon(model)

@@ -34,6 +34,11 @@ TYPES = ["full_attention", "sliding_attention", "full_attention", "sliding_atten
         ("qwen3", ON, [0] * 4),
         ("qwen3", ON | {"max_window_layers": 3}, [0, 0, 0, 128]),
         ("qwen3", ON | {"layer_types": TYPES}, [0, 128, 0, 128]),
+        ("qwen2", ON | {"max_window_layers": 1}, [0, 128, 128, 128]),
+        ("qwen2", ON | {"layer_types": TYPES}, [0, 128, 0, 128]),
+        ("mistral", W, [128] * 4),
+        ("ministral", {"layer_types": TYPES}, [0, 128, 0, 128]),
+        ("ministral", {"layer_types": None}, [128] * 4),
         ("dots1", W | {"max_window_layers": 2}, [0, 0, 128, 128]),
     ],
 )
@@ -51,6 +56,7 @@ def test_windows_stand_where_the_class_places_them(
         ("llama", W, "sliding_window = 128.*no sliding windows"),
         ("glm4_moe", {"layer_types": TYPES}, "layer_types.*only 'full_attention'"),
         ("qwen3", W | {"layer_types": TYPES}, "layer_types.*only 'full_attention'"),  # switched off
+        ("mistral", W | {"layer_types": TYPES}, "layer_types.*in layers 0, 1, 2, 3"),
         ("qwen3_moe", ON | {"layer_types": TYPES}, "layer_types.*in layers 0, 1, 2, 3"),
         ("qwen3", ON | {"use_sliding_window": "yes"}, "use_sliding_window = 'yes'"),
     ],

@@ -17,9 +17,11 @@ import codecs
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from colibri import normalizer
+from colibri.byte_letters import BYTE_OF
 from colibri.errors import ArgumentError, ModelFileError, UnsupportedError
 
 _MARKER = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
@@ -51,6 +53,7 @@ class Tokenizer:
                 )
             controls = _controls(data, {bos_id, *eos_ids})
             aliases = _rename(data, controls)
+            prepare = _preparation(data)
             steps = _decoder_steps(data.get("decoder"))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"tokenizer.json inside the model file cannot be read: {error!r}") from error
@@ -62,6 +65,7 @@ class Tokenizer:
         self._tokenizer = _build(data, aliases, controls)
         self._replacement = {text: aliases.get(text, text) for text in _added(data, aliases) | aliases.keys()}
         self._added = _any_of(self._replacement)
+        self._prepare = prepare
         self._steps = steps
         self._pieces: dict[tuple[int, bool], bytes] = {}
 
@@ -81,6 +85,8 @@ class Tokenizer:
             text = self._alias(text, mark)
         if mark:
             text = text.replace(mark, "")
+        if self._prepare is not None:
+            text = self._prepare(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -204,6 +210,15 @@ def _rename(data: dict[str, Any], controls: dict[str, int]) -> dict[str, str]:
     return aliases
 
 
+def _preparation(data: dict[str, Any]) -> Callable[[str], str] | None:
+    """SentencePiece's own preparation of texts, which `tokenizers` then gets as they are."""
+    settings = data.get("normalizer")
+    if not isinstance(settings, dict) or settings.get("type") != normalizer.TYPE:
+        return None
+    data["normalizer"] = None
+    return normalizer.preparation(settings, data.get("added_tokens") or [])
+
+
 def _merge_words(merge: str | list[str]) -> tuple[str, ...]:
     """The two parts of a BPE merge and their product."""
     parts = merge.split(" ") if isinstance(merge, str) else merge
@@ -260,17 +275,6 @@ def _piece(token: str, steps: list[dict[str, Any]], first: bool) -> bytes:
             token = token.replace(step["replacement"], "" if drop else " ")
         elif kind == "ByteFallback" and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
-        elif kind == "ByteLevel" and all(character in _BYTE_OF for character in token):
-            return bytes([_BYTE_OF[character] for character in token])
+        elif kind == "ByteLevel" and all(character in BYTE_OF for character in token):
+            return bytes([BYTE_OF[character] for character in token])
     return token.encode("utf-8", "replace")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The 256 characters that stand for bytes in byte-level vocabularies: printable Latin-1 characters stand
-    for themselves, the other bytes, in order, for the characters from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()

@@ -1,6 +1,7 @@
-"""Lets the live comparison import the modules of tests/ beside it."""
+"""Lets the live comparison import the modules of tests/ beside it, and the tools that make fixtures."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent / "tools")]

@@ -153,6 +153,14 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {**LLAMA3["rope_scaling"], "rope_theta": 10000.0}},  # type: ignore[dict-item]
     ),
     "llama linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2 window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "mistral window": ("Mistral", {"sliding_window": 24}),
+    "ministral": (
+        "Ministral",
+        {"sliding_window": 24, "head_dim": 12, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 20}),
     "glm4_moe": ("Glm4Moe", {**GROUPED, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}),
     "glm4_moe yarn": ("Glm4Moe", {**GROUPED, "head_dim": 24, "rope_parameters": YARN_PARAMETERS}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from colibri.chat import template_error
 from colibri.convert.checkpoint import Checkpoint, read_json
+from colibri.convert.tokenizer_files import SENTENCEPIECE, TIKTOKEN, as_tokenizer_json, tokenizer_file
 from colibri.errors import ConversionError, ModelIOError
 
 # Sampling parameters of generation_config.json that are kept as the model's defaults.
@@ -30,6 +32,8 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    *SENTENCEPIECE,
+    *TIKTOKEN,
 )
 _SAMPLE = 1 << 20
 
@@ -58,11 +62,11 @@ def read_embedded(
         _optional(path / "special_tokens_map.json"),
     )
     blobs: dict[str, bytes] = {}
-    tokenizer = _tokenizer(path, require_tokenizer)
+    tokenizer = _tokenizer(path, require_tokenizer, settings, special_map, notes)
     ids: dict[str, int] = {}
     n_used = n_vocab
     if tokenizer is None:
-        notes.append("no tokenizer.json: the file can only be evaluated by token ids")
+        notes.append("no tokenizer: the file can only be evaluated by token ids")
     else:
         blobs["tokenizer.json"], ids = tokenizer
         n_used = _check_vocabulary(path, ids, settings, n_vocab, notes)
@@ -100,7 +104,8 @@ def fingerprint(path: Path, weights: Iterable[Path]) -> str:
     """
     digest = hashlib.sha256()
     try:
-        for name in SMALL_FILES:
+        others = sorted(file.name for file in path.glob("*.tiktoken") if file.name not in SMALL_FILES)
+        for name in (*SMALL_FILES, *others):
             file = path / name
             if file.is_file():
                 data = file.read_bytes()
@@ -124,22 +129,25 @@ def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _tokenizer(path: Path, required: bool) -> tuple[bytes, dict[str, int]] | None:
-    """The bytes of tokenizer.json and its ids by token."""
-    file = path / "tokenizer.json"
-    if not file.is_file():
+def _tokenizer(
+    path: Path, required: bool, settings: dict[str, Any], special_map: dict[str, Any], notes: list[str]
+) -> tuple[bytes, dict[str, int]] | None:
+    """The bytes of tokenizer.json, the checkpoint's own or made from its tokenizer file; its ids by token."""
+    file = tokenizer_file(path)
+    if file is None:
         if not required:
             return None
-        old = next(
-            (name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()),
-            None,
-        )
-        found = f"only {old}" if old else "none"
+        found = "only vocab.json" if (path / "vocab.json").is_file() else "none"
         raise ConversionError(
-            f"{path} needs a tokenizer.json, but has {found}. Make one with Transformers: "
+            f"{path} needs a tokenizer: tokenizer.json, {', '.join(SENTENCEPIECE)} or {TIKTOKEN[0]}; it has "
+            f"{found}. Make a tokenizer.json with Transformers: "
             "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)."
         )
-    parsed = read_json(file)
+    if file.name == "tokenizer.json":
+        parsed, data = read_json(file), file.read_bytes()
+    else:
+        data = as_tokenizer_json(file, settings, special_map, notes)
+        parsed = json.loads(data)
     model = parsed.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids: dict[str, int] = {}
@@ -154,7 +162,7 @@ def _tokenizer(path: Path, required: bool) -> tuple[bytes, dict[str, int]] | Non
             ids[str(token.get("content"))] = token["id"]
     if not ids:
         raise ConversionError(f"{file} has no vocabulary. Download it again.")
-    return file.read_bytes(), ids
+    return data, ids
 
 
 def _check_vocabulary(
@@ -162,15 +170,16 @@ def _check_vocabulary(
 ) -> int:
     """Ids beyond the embedding are an error wherever they are written; rows beyond the tokenizer are
     padding."""
-    extra = {str(token): number for token, number in _optional(path / "added_tokens.json").items()}
+    added = _optional(path / "added_tokens.json").items()
+    extra = {token: number for token, number in added if isinstance(number, int)}
     decoder = settings.get("added_tokens_decoder")
     for number, token in (decoder if isinstance(decoder, dict) else {}).items():
         content = token.get("content") if isinstance(token, dict) else token
-        extra[str(content)] = int(number) if str(number).isdigit() else -1
-    for known, file in ((ids, "tokenizer.json"), (extra, "added_tokens.json or tokenizer_config.json")):
-        token, largest = max(
-            known.items(), key=lambda item: item[1] if isinstance(item[1], int) else -1, default=("", -1)
-        )
+        extra[str(content)] = int(number) if re.fullmatch("[0-9]{1,9}", number) else -1
+    own = tokenizer_file(path)
+    made_from = own.name if own is not None else "tokenizer.json"
+    for known, file in ((ids, made_from), (extra, "added_tokens.json or tokenizer_config.json")):
+        token, largest = max(known.items(), key=lambda item: item[1], default=("", -1))
         if largest >= n_vocab:
             raise ConversionError(
                 f"{path}: {file} has {largest + 1} token ids (the last is {token!r}), but the embedding has "
@@ -178,7 +187,7 @@ def _check_vocabulary(
             )
     absent = sorted(token for token in extra if token not in ids)
     if absent:
-        notes.append(f"tokens that tokenizer.json does not have are left out: {', '.join(absent[:5])}")
+        notes.append(f"tokens that {made_from} does not have are left out: {', '.join(absent[:5])}")
     used = max(ids.values()) + 1
     if used < n_vocab:
         notes.append(f"{n_vocab - used} embedding rows beyond the tokenizer's {used} ids are never sampled")
