@@ -15,6 +15,7 @@ from colibri.cli.report import (
     ExpertsType,
     OutputType,
     bytes_text,
+    for_command_line,
     note,
     progress_bar,
 )
@@ -39,6 +40,14 @@ def convert_checkpoint(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Longest text the file is for (default: as config.json says).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Convert a checkpoint into one file that is enough to run. Ctrl-C leaves nothing behind."""
     from colibri.convert import convert
@@ -46,11 +55,18 @@ def convert_checkpoint(
     try:
         with progress_bar(source.name) as progress:
             report = convert(
-                source, out, type, experts=experts, dense=dense, output=output, progress=progress
+                source,
+                out,
+                type,
+                experts=experts,
+                dense=dense,
+                output=output,
+                context=context,
+                progress=progress,
             )
     except KeyboardInterrupt:
         note("colibri: stopped; nothing was written")
         raise typer.Exit(130) from None
     for remark in report.notes:
-        note(f"note: {remark}")
+        note(f"note: {for_command_line(remark, {'context': '--context'})}")
     note(f"{report.path}: {bytes_text(report.bytes)}, {report.type}, {report.seconds:.1f} s")

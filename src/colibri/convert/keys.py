@@ -70,10 +70,12 @@ _MISSING = object()
 class Keys:
     """Reads keys and remembers which; `finish` refuses what is left."""
 
-    def __init__(self, values: dict[str, Any], path: Path) -> None:
+    def __init__(self, values: dict[str, Any], path: Path, context: int | None = None) -> None:
         self.values = values
         self.path = path
+        self.context = context  # longest text that the file shall be for; None: as config.json says
         self.defaults: dict[str, Any] = {}
+        self.notes: list[str] = []  # for the user: what holds within limits only
         self._read: set[str] = set()
         self._own_code = ""
 

@@ -69,6 +69,7 @@ def convert(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
+    context: int | None = None,
     progress: Progress | None = None,
     overwrite: bool = True,
     require_tokenizer: bool = True,
@@ -78,6 +79,8 @@ def convert(
     experts, dense, output: another type than `type` for routed experts; for attention, shared experts and
     dense feed-forward; for embedding and output head. Routers and vectors stay f32. Experts that the
     checkpoint stores as mxfp4 stay so unless `experts` says another type.
+    context: the longest text that the file is for, at most and by default what config.json says; RoPE of type
+    longrope has one set of frequencies for texts up to its original length, the default, and one beyond.
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
@@ -90,7 +93,7 @@ def convert(
     notes = unused_weight_files(checkpoint.path)
     if Path(out).exists():
         notes.append(f"{out} was there before and is replaced")
-    keys = Keys(checkpoint.config, checkpoint.path / "config.json")
+    keys = Keys(checkpoint.config, checkpoint.path / "config.json", context)
     family = family_of(keys)
     decoder = family.read_config(keys)
     keys.finish()
@@ -104,7 +107,7 @@ def convert(
     )
     config["n_vocab_used"] = parts.n_vocab_used
     with reading() as read, _pool() as pool:
-        notes += parts.notes + _untie_if_different(checkpoint, config, read)
+        notes += keys.notes + parts.notes + _untie_if_different(checkpoint, config, read)
         blobs = parts.blobs | {
             "source.json": embedded.source_json(
                 checkpoint, checkpoint.config["model_type"], str(types), CONVERTER_VERSION
