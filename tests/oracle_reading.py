@@ -35,6 +35,9 @@ DTYPES: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
     "U8": np.uint8,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
 
 
@@ -109,7 +112,7 @@ def rope_frequencies(
         return plain
     if kind == "proportional":  # of a whole head, though pairs behind a share of it stand still
         still = np.arange(len(plain)) >= int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2)
-        return np.where(still, np.float32(0), plain / np.float32(rope.get("factor", 1.0)))
+        return np.asarray(np.where(still, 0, plain / np.float32(rope.get("factor", 1.0))), np.float32)
     if kind not in ("llama3", "yarn", "longrope"):
         raise ValueError(f"rope_type {kind!r}: not known to the oracle")
     places = (config.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
