@@ -118,7 +118,8 @@ def rope_frequencies(
     places = (config.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
     original = np.float32(places[0] or places[1] or config["max_position_embeddings"])
     if kind == "longrope":  # a divisor for each frequency, other ones for texts beyond the original length
-        return plain / np.array(rope["long_factor" if is_long else "short_factor"], np.float32)
+        divisors = np.array(rope["long_factor" if is_long else "short_factor"], np.float32)
+        return np.asarray(plain / divisors, np.float32)
     if kind == "yarn":  # by the index of a frequency: the first are kept, the last divided, a ramp between
         turns = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
         at = [head_dim * math.log(original / (t * 2 * math.pi)) / (2 * math.log(theta)) for t in turns]

@@ -32,6 +32,7 @@ def test_numbers_equal_those_of_transformers(form: fp8_checkpoints.Form, scale: 
     from safetensors.torch import load_file
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
+    dequantise: Any = Fp8Dequantize(None)._dequantize_one  # type: ignore[no-untyped-call]
     source = checkpoints.qwen3_moe(tmp_path / "hf", storage="f32", experts="stacked", n_layers=1)
     directory = fp8_checkpoints.to_fp8(source, tmp_path / "fp8", form, scale=scale)
     stored, count = load_file(directory / "model.safetensors"), 0
@@ -39,7 +40,7 @@ def test_numbers_equal_those_of_transformers(form: fp8_checkpoints.Form, scale: 
     for name, value in stored.items():
         if value.dtype == torch.float8_e4m3fn:
             scales = stored[name + "_scale_inv"]
-            numbers = Fp8Dequantize(None)._dequantize_one(value, scales, torch.float32)
+            numbers = dequantise(value, scales, torch.float32)
             assert np.array_equal(numbers.numpy(), plain[name])
             count += 1
     assert count == 6
