@@ -33,7 +33,7 @@ def _free(names: str) -> Known:
 
 
 _LEFT_OUT = "modules_to_not_convert ignored_layers ignore exclude_modules kv_cache_scheme "
-_FIELDS: dict[str, Known] = {  # by method
+FIELDS: dict[str, Known] = {  # by method
     "fp8": {
         **_free(_LEFT_OUT + "activation_scheme modules_to_convert dequantize weight_block_size"),
         "fmt": ("e4m3", "e5m2"),
@@ -81,12 +81,12 @@ def read_forms(keys: Keys) -> tuple[Form, ...]:
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     if settings is None or method == KEPT:
         return UNSAID
-    if not isinstance(method, str) or method not in _FIELDS:
-        known = ", ".join(sorted(_FIELDS))
+    if not isinstance(method, str) or method not in FIELDS:
+        known = ", ".join(sorted(FIELDS))
         raise keys.error("quantization_config", f"null, or quant_method {known} or {KEPT}", _NEXT)
     keys.raw("quantization_config")
     assert isinstance(settings, dict)
-    _check(keys, settings, {"quant_method": None} | _FIELDS[method], "quantization_config")
+    _check(keys, settings, {"quant_method": None} | FIELDS[method], "quantization_config")
     if method == "compressed-tensors":
         return _forms_of_groups(keys, settings.get("config_groups") or {})
     if method == "fp8" and settings.get("weight_block_size") is not None:

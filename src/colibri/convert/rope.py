@@ -1,7 +1,7 @@
 """RoPE settings of config.json to the vector of inverse frequencies that the engine multiplies positions
 with.
 
-Owns: where rope_theta and the scaling may stand, the types of _SETTINGS, and up to which length of text one
+Owns: where rope_theta and the scaling may stand, the types of SETTINGS, and up to which length of text one
 vector serves where Transformers changes it with the length.
 Refuses: every other type, partial rotation in families that have none, and every unknown setting, by name.
 """
@@ -19,7 +19,7 @@ from colibri.errors import ArgumentError, ConversionError
 
 Floats = npt.NDArray[np.float32]
 
-_SETTINGS = {
+SETTINGS = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -64,15 +64,15 @@ def read_rope(
     top_theta = keys.number("rope_theta", default_theta) if _top_theta_counts(keys) else default_theta
     settings = _settings(keys)
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in _SETTINGS or settings.get("type", kind) != kind:
-        raise _error(keys, "rope_type", kind, f"one of {', '.join(_SETTINGS)}")
+    if kind not in SETTINGS or settings.get("type", kind) != kind:
+        raise _error(keys, "rope_type", kind, f"one of {', '.join(SETTINGS)}")
     unknown = [
         name
         for name, value in settings.items()
-        if name not in _ALWAYS + _SETTINGS[kind] and value is not None and (name, value) != ("factor", 1.0)
+        if name not in _ALWAYS + SETTINGS[kind] and value is not None and (name, value) != ("factor", 1.0)
     ]
     if unknown:
-        known = ", ".join(_ALWAYS + _SETTINGS[kind])
+        known = ", ".join(_ALWAYS + SETTINGS[kind])
         raise _error(keys, f"setting {unknown[0]!r}", settings[unknown[0]], f"for type {kind!r} only {known}")
     theta = _positive(keys, settings, "rope_theta", top_theta)
     rotated = _rotated_share(keys, settings, share, kind)
