@@ -99,7 +99,7 @@ def clamped(path: Path, **options: Any) -> Path:
 @pytest.mark.parametrize("kind", ["f32", "bf16", "mxfp4"])
 def test_case_6_clamp_offset_and_layout_beside_an_ordinary_model(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"mxfp4": True} if kind == "mxfp4" else {"storage": kind}
-    stored = {"storage": "bf16" if kind == "mxfp4" else kind}
+    stored: dict[str, Any] = {"storage": "bf16" if kind == "mxfp4" else kind}
     ours = clamped(tmp_path / "oss", **options)
     shape: dict[str, Any] = {"n_ff_expert": 96, "n_experts": 4}
     apart = checkpoints.qwen3_moe(tmp_path / "apart", **shape, **stored)
@@ -187,6 +187,8 @@ def test_case_7_an_announced_extra_layer_is_neither_run_nor_missed(
     assert tensors_only(report.path) == tensors_only(plain.path)
     assert read_container(report.path).config["n_layers"] == 2
     assert sorted(report.ignored_tensors) == sorted(extra)
+    told = [note for note in report.notes if "further on" in note]
+    assert len(told) == bool(extra)
     if kind == "in a side file that nothing names":
         assert any("mtp.safetensors" in note for note in report.notes)
     assert np.array_equal(logits_of(report), logits_of(plain))

@@ -173,6 +173,7 @@ def test_case_11_ragged_edges(tmp_path: Path) -> None:
     directory = to_fp8(source, tmp_path / "fp8", settings={"quant_method": "fp8", "fmt": "e4m3"})
     report = convert(directory, tmp_path / "m.colibri", "f32")
     assert report.ignored_tensors == []
+    assert report.notes[-1] == "7 tensors in FP8 are multiplied with their scales and stored as f32"
     raw = oracle.read_safetensors(directory / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight"
     assert raw[name].shape == (200, 330) and raw[name + "_scale_inv"].shape == (2, 3)
@@ -258,7 +259,7 @@ def edit(directory: Path, changes: dict[str, Any], remove: tuple[str, ...] = ())
     file = directory / "model.safetensors"
     raw, header = file.read_bytes(), json.loads(oracle_header(file))
     at = 8 + int.from_bytes(raw[:8], "little")
-    dtypes = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F32": np.float32}
+    dtypes = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu, "F32": np.float32}
     tensors: dict[str, Any] = {}
     for name, entry in header.items():
         if name != "__metadata__":
@@ -302,9 +303,11 @@ def test_two_scales_a_stray_scale_and_wrong_dtypes_are_refused(directory: Path, 
     refused(directory, tmp_path, "k_proj.weight_scale_inv .* is I32")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_scales_and_codes_must_be_finite(directory: Path, tmp_path: Path, value: float) -> None:
-    edit(directory, {NAME + "_scale_inv": np.array([[1, value]], np.float32)})
+@pytest.mark.parametrize("value", [np.nan, np.inf, "e8m0"])
+def test_scales_and_codes_must_be_finite(directory: Path, tmp_path: Path, value: float | str) -> None:
+    scales: Any = np.array([[1, np.nan if value == "e8m0" else value]], np.float32)
+    scales = scales.astype(ml_dtypes.float8_e8m0fnu) if value == "e8m0" else scales
+    edit(directory, {NAME + "_scale_inv": scales})
     refused(directory, tmp_path, "k_proj.weight_scale_inv .* not finite")
     codes = np.ones((32, 64), np.float32)
     codes[5, 7] = np.nan  # e4m3 has no infinity

@@ -107,8 +107,8 @@ def test_reasons(tmp_path: Path) -> None:
     assert why["hidden_act"] == "checked: 'silu' or 'swish'"
     left_out = {row.name: row.why for row in found.tensors if not row.slots}
     assert left_out.keys() == beyond.keys()
-    assert "the output head is the embedding" in left_out["lm_head.weight"]
-    assert "layer 2 stands behind the model's last one" in left_out["model.layers.2.eh_proj.weight"]
+    assert "tied to the embedding" in left_out["lm_head.weight"]
+    assert "in layer 2, behind the model's last one" in left_out["model.layers.2.eh_proj.weight"]
     assert "further on" in left_out["mtp.fc.weight"]
     assert found.other_fields["n_vocab_used"] == "300, from the tokenizer"
 

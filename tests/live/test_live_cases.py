@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_live_transformers import BOUND, ours, reference
 
 import checkpoints
+from live.test_live_transformers import BOUND, ours, reference
 from test_cases import IDS, KINDS, biased, clamped
 
 

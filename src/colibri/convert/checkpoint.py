@@ -166,10 +166,13 @@ def reading() -> Iterator[ReadRows]:
 
     def bytes_of(tensor: SourceTensor) -> npt.NDArray[np.uint8]:
         nonlocal places
-        if places is None or places[0] != tensor.file:
-            handle_of(tensor.file, 0)  # checks the header
-            places = (tensor.file, float8.header(tensor.file))
-        return float8.stored_bytes(tensor.file, places[1][tensor.name])
+        try:
+            if places is None or places[0] != tensor.file:
+                handle_of(tensor.file, 0)  # checks the header
+                places = (tensor.file, float8.header(tensor.file))
+            return float8.stored_bytes(tensor.file, places[1][tensor.name])
+        except (OSError, ValueError, KeyError) as error:
+            raise ConversionError(f"{tensor.file} changed while it was being converted: {error}") from error
 
     def grid_of(scale: Grid, expert: int | None) -> npt.NDArray[np.float32]:
         nonlocal grid

@@ -80,6 +80,7 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     full = complete_config(config)
     entries = expected_entries(full, types)
     views, left_out = resolve(checkpoint, family, entries, full, decoder, forms)
+    notes += _stored_otherwise(views, types) + _left_out(left_out)
     model_type = checkpoint.config["model_type"]
     source = embedded.source_json(checkpoint, model_type, str(types), CONVERTER_VERSION)
     return Plan(
@@ -96,6 +97,23 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
         blobs=parts.blobs | {"source.json": source},
         notes=notes,
     )
+
+
+def _stored_otherwise(views: dict[str, tuple[View, ...]], types: WeightTypes) -> list[str]:
+    count = len({view.tensor.name for one in views.values() for view in one if view.grid})
+    return [f"{count} tensors in FP8 are multiplied with their scales and stored as {types}"] if count else []
+
+
+def _left_out(tensors: dict[str, str]) -> list[str]:
+    """A note for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in tensors.items():
+        by_reason.setdefault(why, []).append(name)
+    return [f"left out, since it {why}: {_some(names)}" for why, names in by_reason.items()]
+
+
+def _some(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if names[1:] else "")
 
 
 def _untie_if_different(

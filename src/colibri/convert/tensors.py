@@ -87,13 +87,13 @@ def _reason(short: str, config: Config, decoder: Decoder) -> str:
     """Why the model goes without this tensor; empty if it should not."""
     layer = _LAYER.match(short)
     if layer is not None and 0 <= int(layer[1]) - config["n_layers"] < decoder.extra_layers:
-        return f"layer {layer[1]} stands behind the model's last one, to predict tokens further on"
+        return f"stands in layer {layer[1]}, behind the model's last one, to predict tokens further on"
     if short.startswith("mtp."):
         return "predicts tokens further on, beside the model's own layers"
     if short.endswith(IGNORED_SUFFIXES):
-        return "computed from config.json"
+        return "is computed from config.json"
     if config["tied_output"] and (short == "lm_head.weight" or fp8.is_scale(short, "lm_head.weight")):
-        return "the output head is the embedding"
+        return "is the output head, which is tied to the embedding"
     if fp8.OF_ACTIVATIONS.fullmatch(short):
         return "scales activations to FP8, which stay wider here"
     return ""
