@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from oracle_delta import by_key_head, convolve, gated_delta, unit
-from oracle_experts import separate
+from oracle_experts import scaled, separate
 from oracle_reading import (
     DELTA,
     FAMILIES,
@@ -99,11 +99,13 @@ def load(
 ) -> Checkpoint:
     """Reads a checkpoint. `rounding` replaces each matrix (not routers, norms, biases) by its stored form."""
     directory = Path(directory)
-    config = read_config(json.loads((directory / "config.json").read_text()))
+    raw = json.loads((directory / "config.json").read_text())
+    config = read_config(raw)
     found: dict[str, Float32] = {}
     for path in sorted(directory.glob("*.safetensors")):
         found |= read_safetensors(path)
-    found = separate(found)
+    quantised = raw.get("quantization_config") or {}
+    found = separate(scaled(found, quantised.get("weight_block_size", (128, 128))))
     matrices, exact = expected_names(config)
     unknown = set(found) - set(matrices) - set(exact) - ({"lm_head.weight"} if config.tied else set())
     missing = (set(matrices) | set(exact)) - set(found)

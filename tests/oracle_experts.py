@@ -52,3 +52,13 @@ def separate(found: dict[str, Float32]) -> dict[str, Float32]:
             parts = {"gate": rows[0::2], "up": rows[1::2]} if match[2] == "gate_up" else {"down": rows}
             apart |= {f"{at}{part}_proj.{kind}": np.ascontiguousarray(one) for part, one in parts.items()}
     return apart
+
+
+def scaled(tensors: dict[str, Float32], block: tuple[int, int]) -> dict[str, Float32]:
+    """FP8 matrices times the scale of each number's block. Scales stay no tensors of their own."""
+    found = {name: value for name, value in tensors.items() if not name.endswith("_scale_inv")}
+    for name, value in found.items():
+        if (scales := tensors.get(name + "_scale_inv")) is not None:
+            rows, cols = (np.arange(size) // part for size, part in zip(value.shape[-2:], block, strict=True))
+            found[name] = value * scales[..., rows[:, None], cols]
+    return found

@@ -37,6 +37,9 @@ DTYPES: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
     "U8": np.uint8,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
 
 
@@ -97,7 +100,9 @@ def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
     return dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
 
 
-def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float) -> Float32:
+def rope_frequencies(
+    config: dict[str, Any], head_dim: int, default_theta: float, is_long: bool = False
+) -> Float32:
     """Inverse frequencies [head_dim / 2], from any of the spellings in use."""
     rope = rope_settings(config)
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
@@ -108,10 +113,18 @@ def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float
         return plain
     if kind == "linear":
         return plain / np.float32(rope["factor"])
-    if kind not in ("llama3", "yarn"):
-        raise ValueError(f"rope_type {kind!r}: expected default, linear, llama3 or yarn")
+    if kind == "dynamic":  # theta grows with a text beyond max_position_embeddings; here are none
+        return plain
+    if kind == "proportional":  # of a whole head, though pairs behind a share of it stand still
+        still = np.arange(len(plain)) >= int(rope.get("partial_rotary_factor", 1.0) * head_dim // 2)
+        return np.asarray(np.where(still, 0, plain / np.float32(rope.get("factor", 1.0))), np.float32)
+    if kind not in ("llama3", "yarn", "longrope"):
+        raise ValueError(f"rope_type {kind!r}: not known to the oracle")
     places = (config.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
     original = np.float32(places[0] or places[1] or config["max_position_embeddings"])
+    if kind == "longrope":  # a divisor for each frequency, other ones for texts beyond the original length
+        divisors = np.array(rope["long_factor" if is_long else "short_factor"], np.float32)
+        return np.asarray(plain / divisors, np.float32)
     if kind == "yarn":  # by the index of a frequency: the first are kept, the last divided, a ramp between
         turns = (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1)
         at = [head_dim * math.log(original / (t * 2 * math.pi)) / (2 * math.log(theta)) for t in turns]
@@ -140,6 +153,11 @@ def rope_scale(config: dict[str, Any]) -> float:
     rope = rope_settings(config)
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
+    if rope.get("rope_type", rope.get("type")) == "longrope":
+        trained, name = config["max_position_embeddings"], "original_max_position_embeddings"
+        original = config.get(name) or rope.get(name) or trained
+        factor = rope.get("factor") or trained / original
+        return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         return yarn_scale(config, "mscale") / yarn_scale(config, "mscale_all_dim")
     return yarn_scale(config)

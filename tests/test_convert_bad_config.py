@@ -129,11 +129,15 @@ def test_an_unknown_model_type_lists_the_known(tmp_path: Path, out: Path) -> Non
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_scaling": {"type": "longrope", "factor": 4.0}},
+        {"rope_scaling": {"type": "su", "factor": 4.0}},
         {"rope_scaling": {"type": "yarn"}},
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_medium": 2}},
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": 1}},
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "dynamic"}},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 7}},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8}},
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [0.0] * 8, "long_factor": [2.0] * 8}},
+        {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "no-such", "rope_theta": 1e4}},
         {"rope_scaling": {"type": "linear", "rope_type": "default"}},
         {"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
@@ -158,8 +162,8 @@ def test_other_rope_settings_are_refused_by_name(tmp_path: Path, out: Path, rope
     source = checkpoints.llama(tmp_path / "hf", rope=rope)
     text = refused(source, out, "(?i)rope")
     kinds = [value.get("rope_type", value.get("type")) for value in rope.values() if isinstance(value, dict)]
-    if kinds[0] in ("longrope", "dynamic", "no-such"):
-        assert repr(kinds[0]) in text and "default, linear, llama3, yarn" in text
+    if kinds[0] in ("su", "no-such"):
+        assert repr(kinds[0]) in text and "default, linear, dynamic, proportional, longrope, llama3" in text
 
 
 def test_an_impossible_head_dim_names_both_numbers(tmp_path: Path, out: Path) -> None:

@@ -118,6 +118,17 @@ def test_mxfp4_is_kept_as_it_is(tmp_path: Path, shape: dict[str, Any]) -> None:
     assert cache.resolve(source).read_bytes() == report.path.read_bytes()
 
 
+def test_mxfp4_is_kept_although_config_json_does_not_say_it(tmp_path: Path) -> None:
+    """Copies exist that have lost their quantization_config."""
+    source = checkpoints.gpt_oss(tmp_path / "hf", mxfp4=True)
+    told = convert(source, tmp_path / "told.colibri")
+    checkpoints.edit_json(source / "config.json", {}, remove=["quantization_config"])
+    untold = convert(source, tmp_path / "untold.colibri")
+    assert untold.type == told.type == "mxfp4 experts, q8 dense, q8 output"
+    compare_experts(untold.path, source, ("mxfp4",) * 3)
+    assert cache.resolve(source).read_bytes() == untold.path.read_bytes()
+
+
 def test_every_scale_and_number_survives(tmp_path: Path) -> None:
     """Scales from 2^-127, which is subnormal, to the largest that f32 can hold; the engine reads rows too."""
     source = checkpoints.gpt_oss(tmp_path / "hf", mxfp4=True, n_layers=1)

@@ -102,11 +102,10 @@ def _types(
     source: Path, type: str | None, experts: str | None, dense: str | None, output: str | None
 ) -> WeightTypes:
     """As convert() chooses them: some experts stay as the checkpoint stores them."""
-    from colibri.convert.checkpoint import read_json
+    from colibri.convert.checkpoint import open_checkpoint
     from colibri.convert.mxfp4 import chosen_types
 
-    config = source / "config.json"
-    return chosen_types(read_json(config) if config.is_file() else {}, type, experts, dense, output)
+    return chosen_types(open_checkpoint(source), type, experts, dense, output)
 
 
 def _converted(

@@ -20,7 +20,7 @@ import oracle
 from colibri.convert import convert
 from fixtures import models
 from fixtures.native import engine
-from fixtures.variants import LLAMA3, MSCALE, VARIANTS, YARN
+from fixtures.variants import LLAMA3, LONGROPE, MSCALE, VARIANTS, YARN
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -42,8 +42,10 @@ def reference(directory: Path, ids: list[int], dtype: Any = None) -> npt.NDArray
         return np.asarray(model(torch.tensor([ids])).logits[0].float().numpy())
 
 
-def ours(directory: Path, out: Path, type: str, ids: list[int]) -> npt.NDArray[np.float32]:
-    convert(directory, out, type, require_tokenizer=False)
+def ours(
+    directory: Path, out: Path, type: str, ids: list[int], context: int | None = None
+) -> npt.NDArray[np.float32]:
+    convert(directory, out, type, context=context, require_tokenizer=False)
     with engine(out) as run:
         return run.feed(ids)
 
@@ -289,8 +291,25 @@ ROPES: dict[str, dict[str, Any]] = {
     "rope_scaling null": {"rope_theta": 1e6, "rope_scaling": None},
     "type": {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
     "rope_type": {"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "dynamic": {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    "proportional": {
+        "rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    },
+    "longrope": LONGROPE,
+    "longrope with all settings": {
+        "rope_parameters": {
+            **LONGROPE["rope_scaling"],  # type: ignore[dict-item]
+            "rope_type": "longrope",
+            "rope_theta": 1e5,
+            "attention_factor": 1.25,
+        }
+    },
     "llama3": LLAMA3,
     "yarn": YARN,
+    "yarn without a factor": {
+        "rope_theta": 1e4,
+        "rope_scaling": {"type": "yarn", "factor": None, "original_max_position_embeddings": 64},
+    },
     "yarn with all settings": {
         "rope_theta": 1e4,
         "rope_scaling": {
@@ -310,10 +329,13 @@ ROPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("spelling", ROPES)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "mixtral"])
 def test_case_8_rope_spellings(family: str, spelling: str, tmp_path: Path) -> None:
-    """200 positions: more than three times the original length of the llama3 scaling."""
+    """200 positions: more than three times the original length of the scalings."""
     directory = checkpoints.FAMILIES[family](
         tmp_path / "m", rope=ROPES[spelling], storage="f32", tokenizer=False, head_dim=32
     )
     ids = [int(i) for i in np.random.default_rng(2).integers(3, 295, 200)]
-    found = ours(directory, tmp_path / "m.colibri", "f32", ids)
+    found = ours(directory, tmp_path / "m.colibri", "f32", ids, context=512)
     assert np.abs(found - reference(directory, ids)).max() < BOUND
+    if "longrope" in spelling:  # its other side
+        found = ours(directory, tmp_path / "m.colibri", "f32", ids[:64])
+        assert np.abs(found - reference(directory, ids[:64])).max() < BOUND

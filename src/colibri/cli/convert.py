@@ -1,23 +1,27 @@
-"""`colibri convert`: a Hugging Face directory to a `.colibri` file.
+"""`colibri convert`: a Hugging Face directory to a `.colibri` file, or the account of what it would become.
 
 Owns: options and the summary. Refuses: deciding what a checkpoint means (colibri.convert).
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from colibri.cli.explain import as_text, defaults_line
 from colibri.cli.report import (
     DenseType,
     ExpertsType,
     OutputType,
     bytes_text,
+    for_command_line,
     note,
     progress_bar,
 )
+from colibri.errors import ArgumentError
 
 
 def convert_checkpoint(
@@ -30,8 +34,11 @@ def convert_checkpoint(
         ),
     ],
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The .colibri file to write.", show_default=False)
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="OUT", help="The .colibri file to write; none with --explain.", show_default=False
+        ),
+    ] = None,
     type: Annotated[
         str | None,
         typer.Option(
@@ -41,18 +48,49 @@ def convert_checkpoint(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Longest text the file is for (default: as config.json says).",
+            show_default=False,
+        ),
+    ] = None,
+    explained: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Write no file; show what each key and each tensor of SOURCE would become."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --explain: print JSON.")] = False,
 ) -> None:
     """Convert a checkpoint into one file that is enough to run. Ctrl-C leaves nothing behind."""
-    from colibri.convert import convert
+    from colibri.convert import convert, explain
 
+    if explained:
+        found = explain(source, type, experts=experts, dense=dense, output=output, context=context)
+        print(json.dumps(found.data(), indent=1) if as_json else "\n".join(as_text(found)))
+        return
+    if as_json:
+        raise ArgumentError("as_json has no effect without --explain")
+    if out is None:
+        raise ArgumentError("OUT is missing: give the name of the .colibri file to write, or --explain")
     try:
         with progress_bar(source.name) as progress:
             report = convert(
-                source, out, type, experts=experts, dense=dense, output=output, progress=progress
+                source,
+                out,
+                type,
+                experts=experts,
+                dense=dense,
+                output=output,
+                context=context,
+                progress=progress,
             )
     except KeyboardInterrupt:
         note("colibri: stopped; nothing was written")
         raise typer.Exit(130) from None
-    for remark in report.notes:
-        note(f"note: {remark}")
+    remarks = report.notes + ([defaults_line(report.defaults_used)] if report.defaults_used else [])
+    for remark in remarks:
+        note(f"note: {for_command_line(remark, {'context': '--context'})}")
     note(f"{report.path}: {bytes_text(report.bytes)}, {report.type}, {report.seconds:.1f} s")

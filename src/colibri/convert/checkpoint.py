@@ -1,33 +1,44 @@
-"""Opens a Hugging Face directory: which files make it up, which tensors they hold, and their rows on demand.
+"""Opens a Hugging Face directory: which tensors its files hold, and their rows on demand.
 
-Owns: shards and their index, tensor names without wrappers ("model.", "language_model."), reading by rows.
-Refuses: pickle files, missing or damaged shards, paths that leave the directory, tensors that are not
-f32, f16 or bf16. What a name means is the families'.
+Owns: tensor names without wrappers ("model.", "language_model."), reading by rows.
+Refuses: damaged files, tensors that are neither f32, f16, bf16 nor FP8 with a scale. Which files there are
+is for shards.py to say, what a name means for the families.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from colibri.errors import ConversionError, ModelIOError
+from colibri.convert import float8
+from colibri.convert.shards import read_json, refuse_files, unused_weight_files, weight_files
+from colibri.errors import ConversionError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+__all__ = [
+    "Checkpoint",
+    "Grid",
+    "ReadRows",
+    "Scaled",
+    "SourceTensor",
+    "View",
+    "open_checkpoint",
+    "read_json",
+    "reading",
+    "refuse_dtype",
+    "unused_weight_files",
+    "weight_files",
+    "widen",
+]
+
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _WRAPPERS = ("model.", "language_model.")
-_LARGEST_JSON = 256 << 20
 _LARGEST_MAPPED = 128 << 20  # bytes read from a shard before it is mapped anew
 
 
@@ -44,7 +55,7 @@ class SourceTensor:
     @property
     def item_bytes(self) -> int:
         """Only for the dtypes that are read."""
-        return 4 if self.dtype == "F32" else 2
+        return 4 if self.dtype == "F32" else 1 if self.dtype in (*float8.WEIGHTS, *float8.EXPONENTS) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,24 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: dict[str, SourceTensor]  # by name without wrappers
     files: tuple[Path, ...]
+
+
+class Grid(NamedTuple):
+    """Scales of an FP8 tensor: one for so many rows and columns as they are stored, less at the edges."""
+
+    tensor: SourceTensor
+    shape: tuple[int, int, int]  # experts, or 1 for all; scales down, scales across
+    block: tuple[int, int]
+
+
+class Scaled(NamedTuple):
+    """Rows of an FP8 tensor; `widen` makes numbers of them."""
+
+    codes: npt.NDArray[np.uint8]  # [n, cols]
+    dtype: str
+    grid: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.intp]  # of the grid, for each row
+    cols: npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +100,7 @@ class View:
     flat: bool = False  # a vector: the numbers of a tensor of any shape
     scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
     affine: tuple[float, float] = (0.0, 1.0)  # a vector becomes (numbers + first) x second, rounded once
+    grid: Grid | None = None  # of an FP8 tensor
 
     def bytes(self, rows: int) -> int:
         """Of so many rows in the file."""
@@ -79,12 +109,12 @@ class View:
         return rows * self.cols * self.tensor.item_bytes
 
 
-ReadRows = Callable[[View, int, int], npt.NDArray[Any]]
+ReadRows = Callable[[View, int, int], Any]
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
     """Reads config.json and every shard's header; no tensor data."""
-    _refuse_files(source)
+    refuse_files(source)
     config_path = source / "config.json"
     if not config_path.is_file():
         raise ConversionError(
@@ -117,23 +147,6 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
     return outer | text | named
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the checkpoint."""
-    try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise ConversionError(f"{path} is larger than {_LARGEST_JSON >> 20} MiB; that is no {path.name}.")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelIOError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{path} is not valid JSON ({error}). Download it again.") from error
-    if not isinstance(value, dict):
-        raise ConversionError(
-            f"{path} holds a {type(value).__name__}, expected an object. Download it again."
-        )
-    return value
-
-
 @contextmanager
 def reading() -> Iterator[ReadRows]:
     """A function that reads rows [first, last) of a view, in the dtype of the file; `widen` makes them
@@ -145,6 +158,8 @@ def reading() -> Iterator[ReadRows]:
     import ml_dtypes  # noqa: F401  makes numpy know the name "bfloat16", which safetensors asks for
 
     current: tuple[Path, Any] | None = None
+    places: tuple[Path, dict[str, Any]] | None = None  # where the tensors of a file with FP8 lie
+    grid: tuple[str, npt.NDArray[np.float32]] | None = None
     mapped_bytes = 0
 
     def handle_of(file: Path, n_bytes: int) -> Any:
@@ -161,7 +176,39 @@ def reading() -> Iterator[ReadRows]:
             current[1].__exit__(None, None, None)
             current = None
 
-    def read(view: View, first: int, last: int) -> npt.NDArray[Any]:
+    def bytes_of(tensor: SourceTensor) -> npt.NDArray[np.uint8]:
+        nonlocal places
+        try:
+            if places is None or places[0] != tensor.file:
+                handle_of(tensor.file, 0)  # checks the header
+                places = (tensor.file, float8.header(tensor.file))
+            return float8.stored_bytes(tensor.file, places[1][tensor.name])
+        except (OSError, ValueError, KeyError) as error:
+            raise ConversionError(f"{tensor.file} changed while it was being converted: {error}") from error
+
+    def grid_of(scale: Grid, expert: int | None) -> npt.NDArray[np.float32]:
+        nonlocal grid
+        if grid is None or grid[0] != scale.tensor.name:
+            if scale.tensor.dtype in float8.EXPONENTS:
+                numbers = float8.values("F8_E8M0")[bytes_of(scale.tensor)]
+            else:
+                numbers = widen(handle_of(scale.tensor.file, 0).get_tensor(scale.tensor.name))
+            if not np.isfinite(numbers).all():
+                raise ConversionError(
+                    f"{scale.tensor.name} in {scale.tensor.file.name} has a scale that is not finite. The "
+                    "checkpoint is damaged; download it again."
+                )
+            grid = scale.tensor.name, numbers.reshape(scale.shape)
+        found: npt.NDArray[np.float32] = grid[1][expert if expert and scale.shape[0] > 1 else 0]
+        return found
+
+    def part(tensor: SourceTensor, index: Any, n_bytes: int) -> npt.NDArray[Any]:
+        if tensor.dtype in float8.WEIGHTS:
+            return np.array(bytes_of(tensor)[index])
+        found: npt.NDArray[Any] = handle_of(tensor.file, n_bytes).get_slice(tensor.name)[index]
+        return found
+
+    def read(view: View, first: int, last: int) -> Any:
         tensor = view.tensor
         picked = np.array(view.order[first:last], dtype=np.intp)
         rows = slice(view.start + first, view.start + last)
@@ -171,21 +218,30 @@ def reading() -> Iterator[ReadRows]:
         index: Any = (columns, rows) if view.transposed else (rows,)
         if view.expert is not None:
             index = (view.expert, *index)
-        handle = handle_of(tensor.file, view.bytes(last - first))
         try:
             if view.flat:
+                handle = handle_of(tensor.file, view.bytes(last - first))
                 numbers: npt.NDArray[Any] = handle.get_tensor(tensor.name).reshape(1, -1)
                 return numbers[:, np.array(view.order)] if view.order else numbers
-            data = handle.get_slice(tensor.name)[index]
+            data = part(tensor, index, view.bytes(last - first))
             if view.scales is not None:
-                scales = handle_of(view.scales.file, 0).get_slice(view.scales.name)[index]
-                data = np.concatenate([data, scales[..., None]], axis=2)
+                data = np.concatenate([data, part(view.scales, index, 0)[..., None]], axis=2)
         except (SafetensorError, OSError) as error:
             raise ConversionError(f"{tensor.name} in {tensor.file}: {error}") from error
         rows_first: npt.NDArray[Any] = data.T if view.transposed else data
         if view.order:
             rows_first = rows_first[picked - rows.start]
-        return rows_first if view.scales is not None else rows_first.reshape(last - first, view.cols)
+        if view.scales is not None:
+            return rows_first
+        rows_first = rows_first.reshape(last - first, view.cols)
+        if view.grid is None:
+            return rows_first
+        scales, (down, across) = grid_of(view.grid, view.expert), view.grid.block
+        if view.transposed:
+            scales, down, across = scales.T, across, down
+        of_rows = picked if view.order else np.arange(rows.start, rows.stop)
+        of_cols = np.arange(view.cols) + (view.col if view.transposed else 0)
+        return Scaled(rows_first, tensor.dtype, scales, of_rows // down, of_cols // across)
 
     try:
         yield read
@@ -193,8 +249,12 @@ def reading() -> Iterator[ReadRows]:
         close()
 
 
-def widen(data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """float32 from f32, f16 or bf16, exactly."""
+def widen(data: npt.NDArray[Any] | Scaled) -> npt.NDArray[np.float32]:
+    """float32 from f32, f16 or bf16, exactly; from FP8, the product with its scale, rounded once."""
+    if isinstance(data, Scaled):
+        numbers = np.take(float8.values(data.dtype), data.codes)
+        numbers *= np.take(data.grid[data.rows], data.cols, axis=1)
+        return numbers
     if data.dtype.name == "bfloat16":  # the upper half of a float32; faster than ml_dtypes' own cast
         bits = np.ascontiguousarray(data).view(np.uint16).astype(np.uint32)
         bits <<= 16
@@ -208,99 +268,12 @@ def refuse_dtype(view: View) -> None:
         tensor = tensor if tensor.dtype != "U8" else view.scales
         if tensor.dtype != "U8":
             raise ConversionError(f"{tensor.name} in {tensor.file.name} is {tensor.dtype}; expected U8.")
-    elif tensor.dtype not in _DTYPES:
+    elif tensor.dtype not in _DTYPES and (view.grid is None or view.flat):
         raise ConversionError(
-            f"{tensor.name} in {tensor.file.name} is stored as {tensor.dtype}; expected F32, F16 or BF16. "
-            "Quantised and integer checkpoints are not supported: convert the original one."
+            f"{tensor.name} in {tensor.file.name} is stored as {tensor.dtype}; expected F32, F16 or BF16, or "
+            "FP8 with scales in a matrix. Other quantised and integer checkpoints are not supported: convert "
+            "the original one."
         )
-
-
-def _refuse_files(source: Path) -> None:
-    if source.is_dir():
-        return
-    if not source.exists():
-        raise ConversionError(f"{source} does not exist. Give the directory of a Hugging Face checkpoint.")
-    if source.suffix in PICKLES:
-        raise ConversionError(_pickle_text(source.parent, [source.name]))
-    hint = "give its directory" if source.suffix == ".safetensors" else "only such directories are supported"
-    raise ConversionError(f"{source} is a file; expected a Hugging Face directory with config.json: {hint}.")
-
-
-def _pickle_text(directory: Path, names: list[str]) -> str:
-    return (
-        f"{directory} has its weights in pickle files ({', '.join(names[:3])}), which can run code when "
-        "they are loaded, so they are never opened. If you trust them, rewrite them once with "
-        "Transformers: AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(NEW) writes "
-        "safetensors."
-    )
-
-
-def weight_files(source: Path) -> list[Path]:
-    """The safetensors files that make up the model, all of them present."""
-    index, single = source / INDEX, source / SINGLE
-    present = sorted(file.name for file in source.iterdir() if file.name.endswith(".safetensors"))
-    if index.is_file():
-        names = _index_files(index)
-        if single.is_file() and SINGLE not in names:
-            raise ConversionError(
-                f"{source} has both {SINGLE} and {INDEX}, which names other files. Remove the one that is "
-                "stale."
-            )
-        return [source / name for name in names]
-    if single.is_file():
-        return [single]
-    numbered = [match for name in present if (match := _SHARD.fullmatch(name))]
-    if numbered:
-        stem, total = numbered[0][1], int(numbered[0][3])
-        wanted = [f"{stem}-{i:05d}-of-{total:05d}.safetensors" for i in range(1, min(total, 99999) + 1)]
-        _refuse_missing(source, wanted, {})
-        return [source / name for name in wanted]
-    if len(present) == 1:
-        return [source / present[0]]
-    if present:
-        raise ConversionError(
-            f"{source} has several .safetensors files ({', '.join(present[:5])}) but no {INDEX} that says "
-            "which of them make up the model. Download the index too."
-        )
-    pickles = sorted(file.name for file in source.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        raise ConversionError(_pickle_text(source, pickles))
-    raise ConversionError(f"{source} has no .safetensors files. Is the download complete?")
-
-
-def unused_weight_files(source: Path) -> list[str]:
-    """A note if there are safetensors files beside those that make up the model."""
-    used = {file.name for file in weight_files(source)}
-    others = sorted(file.name for file in source.glob("*.safetensors") if file.name not in used)
-    return [f"not part of the model and left out: {', '.join(others[:5])}"] if others else []
-
-
-def _index_files(index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ConversionError(f"{index} has no weight_map from tensor names to files. Download it again.")
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        parts = PurePosixPath(name)
-        if parts.is_absolute() or ".." in parts.parts or not name.endswith(".safetensors"):
-            raise ConversionError(
-                f"{index} names {name!r}, which is not a .safetensors file of its directory."
-            )
-    _refuse_missing(index.parent, names, weight_map)
-    return names
-
-
-def _refuse_missing(source: Path, names: list[str], weight_map: Mapping[str, str]) -> None:
-    missing = [name for name in names if not (source / name).is_file()]
-    if not missing:
-        return
-    example = next((tensor for tensor, file in weight_map.items() if file == missing[0]), None)
-    holds = f" (it holds {example!r} among others)" if example else ""
-    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    raise ConversionError(
-        f"{source} lacks {len(missing)} of its {len(names)} weight files: "
-        f"{', '.join(missing[:5])}{more}{holds}. Download them into the same directory and convert again."
-    )
 
 
 def _open(file: Path) -> Any:

@@ -129,7 +129,7 @@ def read_decoder(
         "head_dim": head_dim,
         "rope_dim": rope.dim,
         "rope_scale": rope.scale,
-        "context_length": context_length,
+        "context_length": rope.context_length,
         "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
         "attn_scale": head_dim**-0.5,
         "tied_output": int(keys.flag("tie_word_embeddings", False)),

@@ -47,7 +47,7 @@ _REASONS = {
     "without effect, or read where they have one": "is_decoder tokenizer_class prefix max_window_layers "
     "original_max_position_embeddings",
 }
-HARMLESS = frozenset(key for keys in _REASONS.values() for key in keys.split())
+HARMLESS = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
 
 # Keys of any family that are fine with these values and change the mathematics with others.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -74,10 +74,13 @@ _MISSING = object()
 class Keys:
     """Reads keys and remembers which; `finish` refuses what is left."""
 
-    def __init__(self, values: dict[str, Any], path: Path) -> None:
+    def __init__(self, values: dict[str, Any], path: Path, context: int | None = None) -> None:
         self.values = values
         self.path = path
+        self.context = context  # longest text that the file shall be for; None: as config.json says
         self.defaults: dict[str, Any] = {}
+        self.notes: list[str] = []  # for the user: what holds within limits only
+        self.required: dict[str, tuple[Any, ...]] = {}  # keys of mechanisms in one form only, and the values
         self._read: set[str] = set()
         self._own_code = ""
 
@@ -130,6 +133,7 @@ class Keys:
     def require(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
         """For a mechanism that the engine has in one form only."""
         value = self.raw(name, default)
+        self.required[name] = allowed
         if value is not None and value not in allowed:
             raise self.error(
                 name, " or ".join(map(repr, allowed)) or "null", "The engine does not have this mechanism."
@@ -144,7 +148,7 @@ class Keys:
         unknown = [
             f"{name} = {value!r:.60}"
             for name, value in self.values.items()
-            if name not in self._read | HARMLESS | NEUTRAL.keys() and value not in (None, [], {}, "")
+            if name not in self._read | HARMLESS.keys() | NEUTRAL.keys() and value not in (None, [], {}, "")
         ]
         if unknown:
             raise ConversionError(
@@ -152,6 +156,18 @@ class Keys:
                 f"and may change the mathematics: {'; '.join(unknown)}. Remove a key only if you know that "
                 "it has no effect on the output."
             )
+
+    def reason(self, name: str) -> str:
+        """Why a key of config.json that `finish` let pass has no part in the model; empty if it was read."""
+        if name == "auto_map":
+            return "names code, which is never run"
+        if name in self._read and name not in NEUTRAL:
+            return ""
+        if name in HARMLESS:
+            return HARMLESS[name]
+        if name in NEUTRAL:
+            return "" if name in self._read and name not in self.required else "without effect at this value"
+        return "empty"
 
     def allow_code(self, module: str) -> None:
         """The checkpoint may name this module of modelling code, which the family is known to compute."""

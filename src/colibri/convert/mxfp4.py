@@ -6,11 +6,10 @@ or to float32. Refuses: scales that f32 cannot hold, mxfp4 where a checkpoint ha
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from colibri.convert.checkpoint import Checkpoint
 from colibri.entries import WeightTypes, weight_types
 from colibri.errors import ConversionError
 from colibri.panels import MXFP4_VALUES
@@ -22,16 +21,21 @@ _SCALES = 4  # groups whose scales lie together
 
 
 def chosen_types(
-    config: dict[str, Any], type: str | None, experts: str | None, dense: str | None, output: str | None
+    checkpoint: Checkpoint, type: str | None, experts: str | None, dense: str | None, output: str | None
 ) -> WeightTypes:
     """The types that were asked for; experts stored as mxfp4 stay so where none was asked for."""
-    settings = config.get("quantization_config")
-    stored = isinstance(settings, dict) and settings.get("quant_method") == KEPT
+    settings = checkpoint.config.get("quantization_config")
+    stored = settings.get("quant_method") == KEPT if isinstance(settings, dict) else _has_blocks(checkpoint)
     if experts == KEPT and not stored:
         raise ConversionError(
             f"Experts can be {KEPT} only where the checkpoint stores them so; this one does not. Choose q4."
         )
     return weight_types(type, experts=experts or (KEPT if stored else None), dense=dense, output=output)
+
+
+def _has_blocks(checkpoint: Checkpoint) -> bool:
+    """Some copies of such checkpoints have lost their quantization_config."""
+    return any(name.endswith("_proj_blocks") for name in checkpoint.tensors)
 
 
 def panels(block: Bytes, name: str, first_row: int) -> memoryview:

@@ -1,48 +1,38 @@
-"""Checkpoint in, `.colibri` out: check everything, then stream tensor after tensor into the file.
+"""Checkpoint in, `.colibri` out: prepare and check everything, then stream tensor after tensor into the file.
 
-Owns: the order of the steps, progress, the report. Only a few blocks of rows of one entry are in memory.
-Refuses: an output that would destroy something else. What is wrong with a source is said by the module that
-sees it.
+Owns: writing, progress, the report. Only a few blocks of rows of one entry are in memory.
+Refuses: an output that would destroy something else. What is wrong with a source is said by prepare.py and
+below.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from colibri.convert import embedded
-from colibri.convert.checkpoint import (
-    Checkpoint,
-    ReadRows,
-    View,
-    open_checkpoint,
-    reading,
-    unused_weight_files,
-    widen,
-)
-from colibri.convert.keys import Keys
-from colibri.convert.mxfp4 import chosen_types, panels
+from colibri.convert.checkpoint import Checkpoint, ReadRows, View, open_checkpoint, reading, widen
+from colibri.convert.mxfp4 import panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
-from colibri.convert.registry import family_of
-from colibri.convert.tensors import resolve
+from colibri.convert.prepare import CONVERTER_VERSION, Plan, Request, prepare
+from colibri.convert.tensors import scales_of
 from colibri.entries import Entry, bytes_by_class, weight_types
-from colibri.errors import ArgumentError, ConversionError, ModelIOError
+from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Writer, is_container
 from colibri.quantize import KEPT, block_rows, pack
 
+__all__ = ["CONVERTER_VERSION", "ConversionReport", "convert"]
+
 Progress = Callable[[int, int, str], object]  # (bytes written, bytes of all tensors, entry name)
 
-# Raise it when the same source gives other bytes: cached conversions are then made anew.
-CONVERTER_VERSION = "1"
 _BLOCKS_AHEAD = 8  # packed blocks, about 1 MiB each, that may wait for the file
 
 
@@ -69,6 +59,7 @@ def convert(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
+    context: int | None = None,
     progress: Progress | None = None,
     overwrite: bool = True,
     require_tokenizer: bool = True,
@@ -78,61 +69,49 @@ def convert(
     experts, dense, output: another type than `type` for routed experts; for attention, shared experts and
     dense feed-forward; for embedding and output head. Routers and vectors stay f32. Experts that the
     checkpoint stores as mxfp4 stay so unless `experts` says another type.
+    context: the longest text that the file is for, at most and by default what config.json says; RoPE of type
+    longrope has one set of frequencies for texts up to its original length, the default, and one beyond.
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
     """
     started = time.perf_counter()
     weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
+    request = Request(type, experts, dense, output, context, require_tokenizer)
     checkpoint = open_checkpoint(Path(source))
-    types = chosen_types(checkpoint.config, type, experts, dense, output)
     _check_output(Path(out), checkpoint, overwrite)
-    notes = unused_weight_files(checkpoint.path)
-    if Path(out).exists():
-        notes.append(f"{out} was there before and is replaced")
-    keys = Keys(checkpoint.config, checkpoint.path / "config.json")
-    family = family_of(keys)
-    decoder = family.read_config(keys)
-    keys.finish()
-    config = decoder.config
-    if not any(config.get("n_experts", ())):
-        if experts is not None:
-            raise ArgumentError(f"experts={experts!r} has no effect: {source} has no experts")
-        types = replace(types, experts="")
-    parts = embedded.read_embedded(
-        checkpoint, config["n_vocab"], family.BOS_DEFAULT, family.EOS_DEFAULT, require_tokenizer
-    )
-    config["n_vocab_used"] = parts.n_vocab_used
+    replaced = [f"{out} was there before and is replaced"] if Path(out).exists() else []
     with reading() as read, _pool() as pool:
-        notes += parts.notes + _untie_if_different(checkpoint, config, read)
-        blobs = parts.blobs | {
-            "source.json": embedded.source_json(
-                checkpoint, checkpoint.config["model_type"], str(types), CONVERTER_VERSION
-            )
-        }
-        writer = Writer(out, config, types, blobs)
-        views, ignored = resolve(checkpoint, family, writer.tensors, writer.config, decoder)
+        plan = prepare(checkpoint, request, read)
+        writer = Writer(out, plan.config, plan.types, plan.blobs)
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
                 if entry.name == "rope_inv_freq":
-                    chunks = iter([memoryview(decoder.inv_freq.astype("<f4").tobytes())])
+                    chunks = iter([memoryview(plan.decoder.inv_freq.astype("<f4").tobytes())])
                 else:
-                    chunks = _packed(entry, views[entry.name], read, pool)
+                    chunks = _packed(entry, plan.views[entry.name], read, pool)
                 writer.write(entry.name, count(entry.name, chunks))
     return ConversionReport(
         path=writer.path,
-        type=str(types),
+        type=str(plan.types),
         model_type=checkpoint.config["model_type"],
         entries=len(writer.entries),
         bytes=writer.bytes,
-        source_bytes=sum(view.bytes(view.rows) for entry in views.values() for view in entry),
+        source_bytes=_source_bytes(plan),
         bytes_by_class=bytes_by_class(writer.entries),
-        ignored_tensors=ignored,
-        defaults_used=keys.defaults,
-        notes=notes,
+        ignored_tensors=list(plan.left_out),
+        defaults_used=plan.keys.defaults,
+        notes=replaced + plan.notes,
         seconds=time.perf_counter() - started,
     )
+
+
+def _source_bytes(plan: Plan) -> int:
+    views = [view for entry in plan.views.values() for view in entry]
+    grids = {tensor.name: tensor for view in views if view.grid for tensor in scales_of(view)}
+    of_grids = sum(math.prod(tensor.shape) * tensor.item_bytes for tensor in grids.values())
+    return sum(view.bytes(view.rows) for view in views) + of_grids
 
 
 def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
@@ -154,24 +133,6 @@ def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
         raise ConversionError(
             f"The output {out} {kind}, so it is left as it is. Choose another name or remove it."
         )
-
-
-def _untie_if_different(checkpoint: Checkpoint, config: dict[str, Any], read: ReadRows) -> list[str]:
-    """tie_word_embeddings is true and both tensors exist: Transformers ties them only if they are equal."""
-    embedding, head = (checkpoint.tensors.get(name) for name in ("embed_tokens.weight", "lm_head.weight"))
-    if not config["tied_output"] or embedding is None or head is None:
-        return []
-    rows, cols = config["n_vocab"], config["n_embd"]
-    if embedding.shape == head.shape == (rows, cols):
-        first, second = View(embedding, rows, cols), View(head, rows, cols)
-        step = max(1, (1 << 20) // cols)
-        if all(
-            np.array_equal(read(first, at, min(at + step, rows)), read(second, at, min(at + step, rows)))
-            for at in range(0, rows, step)
-        ):
-            return []
-    config["tied_output"] = 0
-    return ["tie_word_embeddings is true, but lm_head.weight differs from the embedding: both are kept"]
 
 
 def _counter(
@@ -215,7 +176,7 @@ def _packed(
         yield pending.popleft().result()
 
 
-def _pack_block(block: npt.NDArray[Any], type: str, view: View, first: int) -> memoryview:
+def _pack_block(block: Any, type: str, view: View, first: int) -> memoryview:
     name = view.tensor.name + ("" if view.expert is None else f"[{view.expert}]")
     if type == KEPT:
         return panels(block, name, first)

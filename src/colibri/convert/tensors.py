@@ -1,7 +1,7 @@
 """Finds, for every entry of the target file, the source tensors that it is made of.
 
-Owns: the spellings of experts, and the account of source tensors: each is used once or ignored for a stated
-reason.
+Owns: the spellings of experts, and the account of source tensors: each is used once or left out for a
+stated reason.
 Refuses: absent, unknown, misshapen and ambiguous tensors, by name, before anything is written.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from colibri.config import Config
+from colibri.convert import fp8
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
 from colibri.convert.decoder import IGNORED_SUFFIXES, Cut, Decoder, ExpertNames
 from colibri.convert.registry import Family
@@ -28,10 +29,16 @@ _EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
 
 
 def resolve(
-    checkpoint: Checkpoint, family: Family, entries: Sequence[Entry], config: Config, decoder: Decoder
-) -> tuple[dict[str, tuple[View, ...]], list[str]]:
-    """(views by entry name, names of ignored tensors)."""
+    checkpoint: Checkpoint,
+    family: Family,
+    entries: Sequence[Entry],
+    config: Config,
+    decoder: Decoder,
+    forms: Sequence[fp8.Form] = fp8.UNSAID,
+) -> tuple[dict[str, tuple[View, ...]], dict[str, str]]:
+    """(views by entry name, tensors that are left out and why). `forms`: of the scales of FP8 tensors."""
     tensors, tied = checkpoint.tensors, bool(config["tied_output"])
+    shorts = {tensor.name: short for short, tensor in tensors.items()}
     found: dict[str, tuple[View, ...]] = {}
     missing: list[str] = []
     for entry in entries:
@@ -48,19 +55,20 @@ def resolve(
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
             if pattern in decoder.affine:
                 views = [replace(view, affine=decoder.affine[pattern]) for view in views]
-        found[entry.name] = tuple(views)
+        found[entry.name] = tuple(
+            fp8.scaled(view, tensors, shorts[view.tensor.name], forms) for view in views
+        )
     used = {view.tensor.name for one in found.values() for view in one}
-    used |= {view.scales.name for one in found.values() for view in one if view.scales}
-    ignored: list[str] = []
+    used |= {tensor.name for one in found.values() for view in one for tensor in scales_of(view)}
+    left_out: dict[str, str] = {}
     unknown: list[str] = []
     for short, tensor in tensors.items():
-        if tensor.name in used:
-            continue
-        layer = _LAYER.match(short)
-        extra = layer is not None and 0 <= int(layer[1]) - config["n_layers"] < decoder.extra_layers
-        extra = extra or short.startswith(decoder.left_out)
-        skip = extra or short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
-        (ignored if skip else unknown).append(tensor.name)
+        if tensor.name not in used:
+            why = _reason(short, config, decoder)
+            if why:
+                left_out[tensor.name] = why
+            else:
+                unknown.append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
     for entry in entries:
         for view, type in zip(found.get(entry.name, ()), entry.types, strict=False):
@@ -70,7 +78,30 @@ def resolve(
                     f"config.json says that experts are {KEPT}, but {view.tensor.name} is "
                     f"{view.tensor.dtype}. Choose another type with --experts, or download it again."
                 )
-    return found, ignored
+    return found, left_out
+
+
+def scales_of(view: View) -> list[SourceTensor]:
+    """Tensors that are read beside the view's own."""
+    return ([view.scales] if view.scales else []) + ([view.grid.tensor] if view.grid else [])
+
+
+def _reason(short: str, config: Config, decoder: Decoder) -> str:
+    """Why the model goes without this tensor; empty if it should not."""
+    layer = _LAYER.match(short)
+    if layer is not None and 0 <= int(layer[1]) - config["n_layers"] < decoder.extra_layers:
+        return f"stands in layer {layer[1]}, behind the model's last one, to predict tokens further on"
+    if short.startswith("mtp."):
+        return "predicts tokens further on, beside the model's own layers"
+    if short.startswith(decoder.left_out):
+        return "belongs to another part than the one that reads and writes text"
+    if short.endswith(IGNORED_SUFFIXES):
+        return "is computed from config.json"
+    if config["tied_output"] and (short == "lm_head.weight" or fp8.is_scale(short, "lm_head.weight")):
+        return "is the output head, which is tied to the embedding"
+    if fp8.OF_ACTIVATIONS.fullmatch(short):
+        return "scales activations to FP8, which stay wider here"
+    return ""
 
 
 def _pattern(name: str) -> tuple[str, int]:

@@ -1,0 +1,140 @@
+"""What a conversion will do: every key, tensor and type settled and checked, before a byte is written.
+
+Owns: the order of those checks. Refuses: choices without effect. What is wrong with a source is said by the
+module that sees it; writing is pipeline.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from colibri.config import Config, complete_config
+from colibri.convert import embedded, fp8
+from colibri.convert.checkpoint import Checkpoint, ReadRows, View, unused_weight_files, widen
+from colibri.convert.decoder import Decoder
+from colibri.convert.keys import Keys
+from colibri.convert.mxfp4 import chosen_types
+from colibri.convert.registry import Family, family_of
+from colibri.convert.tensors import resolve
+from colibri.entries import Entry, WeightTypes, expected_entries
+from colibri.errors import ArgumentError
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+# Raise it when the same source gives other bytes: cached conversions are then made anew.
+CONVERTER_VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The choices that convert() takes beside its files, by the same names."""
+
+    type: str | None = None
+    experts: str | None = None
+    dense: str | None = None
+    output: str | None = None
+    context: int | None = None
+    require_tokenizer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    checkpoint: Checkpoint
+    keys: Keys
+    family: Family
+    decoder: Decoder
+    forms: tuple[fp8.Form, ...]  # of FP8 scales
+    config: Config  # complete
+    types: WeightTypes
+    entries: list[Entry]  # without blobs and offsets
+    views: dict[str, tuple[View, ...]]  # by entry
+    left_out: dict[str, str]  # tensors and why
+    blobs: dict[str, bytes]
+    notes: list[str]  # for the user
+
+
+def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
+    """Reads config.json and every header, of tensor data only what a tied head is compared with."""
+    types = chosen_types(checkpoint, request.type, request.experts, request.dense, request.output)
+    keys = Keys(checkpoint.config, checkpoint.path / "config.json", request.context)
+    family = family_of(keys)
+    forms = fp8.read_forms(keys)
+    decoder = family.read_config(keys)
+    keys.finish()
+    config = decoder.config
+    if not any(config.get("n_experts", ())):
+        if request.experts is not None:
+            raise ArgumentError(
+                f"experts={request.experts!r} has no effect: {checkpoint.path} has no experts"
+            )
+        types = replace(types, experts="")
+    parts = embedded.read_embedded(
+        checkpoint, config["n_vocab"], family.BOS_DEFAULT, family.EOS_DEFAULT, request.require_tokenizer
+    )
+    config["n_vocab_used"] = parts.n_vocab_used
+    notes = unused_weight_files(checkpoint.path) + keys.notes + parts.notes
+    notes += _untie_if_different(checkpoint, config, forms, read)
+    full = complete_config(config)
+    entries = expected_entries(full, types)
+    views, left_out = resolve(checkpoint, family, entries, full, decoder, forms)
+    notes += _stored_otherwise(views, types) + _left_out(left_out)
+    model_type = checkpoint.config["model_type"]
+    source = embedded.source_json(checkpoint, model_type, str(types), CONVERTER_VERSION)
+    return Plan(
+        checkpoint=checkpoint,
+        keys=keys,
+        family=family,
+        decoder=decoder,
+        forms=forms,
+        config=full,
+        types=types,
+        entries=entries,
+        views=views,
+        left_out=left_out,
+        blobs=parts.blobs | {"source.json": source},
+        notes=notes,
+    )
+
+
+def _stored_otherwise(views: dict[str, tuple[View, ...]], types: WeightTypes) -> list[str]:
+    count = len({view.tensor.name for one in views.values() for view in one if view.grid})
+    return [f"{count} tensors in FP8 are multiplied with their scales and stored as {types}"] if count else []
+
+
+def _left_out(tensors: dict[str, str]) -> list[str]:
+    """A note for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in tensors.items():
+        by_reason.setdefault(why, []).append(name)
+    return [f"left out, since it {why}: {_some(names)}" for why, names in by_reason.items()]
+
+
+def _some(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if names[1:] else "")
+
+
+def _untie_if_different(
+    checkpoint: Checkpoint, config: dict[str, Any], forms: Sequence[fp8.Form], read: ReadRows
+) -> list[str]:
+    """tie_word_embeddings is true and both tensors exist: Transformers ties them only if they are equal."""
+    rows, cols = config["n_vocab"], config["n_embd"]
+    embedding, head = (checkpoint.tensors.get(name) for name in (EMBEDDING, HEAD))
+    if not config["tied_output"] or embedding is None or head is None:
+        return []
+    if embedding.shape == head.shape == (rows, cols):
+        first, second = (
+            fp8.scaled(View(tensor, rows, cols), checkpoint.tensors, name, forms)
+            for tensor, name in ((embedding, EMBEDDING), (head, HEAD))
+        )
+        step = max(1, (1 << 20) // cols)
+        if all(
+            np.array_equal(widen(read(first, at, end)), widen(read(second, at, end)))
+            for at in range(0, rows, step)
+            for end in [min(at + step, rows)]
+        ):
+            return []
+    config["tied_output"] = 0
+    return ["tie_word_embeddings is true, but lm_head.weight differs from the embedding: both are kept"]
