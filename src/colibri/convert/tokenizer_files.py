@@ -177,11 +177,11 @@ def _of_sentencepiece(
         before = next(_texts([settings, special_map], ("bos_token",)), "<s>")
     elif kind == "T5Tokenizer":
         behind = "</s>"
-        added = added or _sentinels(len(model.pieces), settings)
+        added = _or_behind(added, _sentinels(len(model.pieces), settings))
     elif kind == "NllbTokenizer":
         before, behind = str(settings.get("src_lang") or "eng_Latn"), "</s>"
         _move_as_fairseq(model.pieces)
-        added = added or _languages(len(model.pieces), [settings, special_map])
+        added = _or_behind(added, _languages(len(model.pieces), [settings, special_map]))
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
     for token in added:
         _refuse_other_ids(token, ids, model.pieces, kind)
@@ -194,6 +194,12 @@ def _of_sentencepiece(
     ids.update((token.content, token.id) for token in added)
     tokenizer["post_processor"] = _template(*((text, ids.get(text)) for text in (before, behind)))
     return tokenizer
+
+
+def _or_behind(added: list[Added], by_class: list[Added]) -> list[Added]:
+    """The class's own tokens come where the files name none behind the pieces."""
+    named = any(token.id >= by_class[0].id for token in added) if by_class else True
+    return added if named else added + by_class
 
 
 def _sentinels(first: int, settings: dict[str, Any]) -> list[Added]:
