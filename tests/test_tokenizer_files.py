@@ -41,7 +41,8 @@ def file_of(name: str) -> Path:
 
 def tokenizer_json(file: Path, settings: dict[str, Any] | None = None, **special: Any) -> dict[str, Any]:
     settings = KIMI if settings is None and file.suffix == ".tiktoken" else settings or {}
-    return dict(json.loads(as_tokenizer_json(file, settings, special, [])))
+    config = special.pop("config", {})
+    return dict(json.loads(as_tokenizer_json(file, config, settings, special, [])))
 
 
 @functools.cache
@@ -196,13 +197,31 @@ def test_an_added_token_may_rename_a_control_piece_and_no_other() -> None:
 
 @pytest.mark.parametrize("suffix", ["", "Fast"])
 def test_what_classes_do_in_code(suffix: str) -> None:
-    t5 = tokenizer_json(file_of("unigram"), {"tokenizer_class": f"T5Tokenizer{suffix}", "extra_ids": 5})
-    names = [token["content"] for token in t5["added_tokens"] if token["id"] >= 112]
+    t5 = tokenizer_json(
+        file_of("unigram"),
+        {
+            "tokenizer_class": f"T5Tokenizer{suffix}",
+            "extra_ids": 5,
+            "added_tokens_decoder": {"1": {"content": "</s>", "special": True}},
+        },
+    )
+    names = [token["content"] for token in t5["added_tokens"] if token["id"] > 2]
     assert names == [f"<extra_id_{n}>" for n in (4, 3, 2, 1, 0)]
     assert [list(part) for part in t5["post_processor"]["single"]] == [["Sequence"], ["SpecialToken"]]
     llama = tokenizer_json(file_of("bpe"), {"tokenizer_class": f"LlamaTokenizer{suffix}"})
     assert llama["post_processor"]["single"][0]["SpecialToken"]["id"] == "<s>"
     assert tokenizer_json(file_of("bpe"), {})["post_processor"] is None
+
+
+def test_the_class_may_stand_in_config_json_or_follow_from_the_model() -> None:
+    for config, size in (
+        ({"tokenizer_class": "T5Tokenizer", "model_type": "llama"}, 100),
+        ({"model_type": "switch_transformers"}, 100),
+        ({"model_type": "other"}, 0),
+    ):
+        data = tokenizer_json(file_of("unigram"), {}, config=config)
+        assert sum("<extra_id_" in token["content"] for token in data["added_tokens"]) == size
+    assert tokenizer_json(file_of("bpe"), {}, config={"model_type": "mixtral"})["post_processor"] is not None
 
 
 def test_nllb_moves_its_pieces_and_names_languages() -> None:
@@ -245,7 +264,7 @@ def test_a_converted_kimi_encodes_and_chats(tmp_path: Path) -> None:
         | {"chat_template": template},
     )
     report = convert(source, tmp_path / "m.colibri", "f32")
-    assert "the tokenizer is made from tiktoken.model" in report.notes
+    assert "the tokenizer is made from tiktoken.model, as of TikTokenTokenizer" in report.notes
     with colibri.load(report.path) as model:
         ours = model.tokenizer
         for text, ids in zip(expected()["texts"], expected()["ids"]["kimi"], strict=True):

@@ -62,7 +62,7 @@ def read_embedded(
         _optional(path / "special_tokens_map.json"),
     )
     blobs: dict[str, bytes] = {}
-    tokenizer = _tokenizer(path, require_tokenizer, settings, special_map, notes)
+    tokenizer = _tokenizer(checkpoint, require_tokenizer, settings, special_map, notes)
     ids: dict[str, int] = {}
     n_used = n_vocab
     if tokenizer is None:
@@ -130,9 +130,14 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _tokenizer(
-    path: Path, required: bool, settings: dict[str, Any], special_map: dict[str, Any], notes: list[str]
+    checkpoint: Checkpoint,
+    required: bool,
+    settings: dict[str, Any],
+    special_map: dict[str, Any],
+    notes: list[str],
 ) -> tuple[bytes, dict[str, int]] | None:
     """The bytes of tokenizer.json, the checkpoint's own or made from its tokenizer file; its ids by token."""
+    path = checkpoint.path
     file = tokenizer_file(path)
     if file is None:
         if not required:
@@ -146,7 +151,7 @@ def _tokenizer(
     if file.name == "tokenizer.json":
         parsed, data = read_json(file), file.read_bytes()
     else:
-        data = as_tokenizer_json(file, settings, special_map, notes)
+        data = as_tokenizer_json(file, checkpoint.config, settings, special_map, notes)
         parsed = json.loads(data)
     model = parsed.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None

@@ -47,13 +47,13 @@ _OF_CLASS = {
 }
 
 
-def rule_of(tokenizer_class: str | None) -> Rule:
+def rule_of(tokenizer_class: str) -> Rule:
     """A ValueError names a class that is not known."""
-    rule = _OF_CLASS.get(tokenizer_class or "")
+    rule = _OF_CLASS.get(tokenizer_class)
     if rule is None:
         raise ValueError(
             f"no pattern that cuts texts into words: none is known for the tokenizer_class "
-            f"{tokenizer_class!r} of tokenizer_config.json, only for {', '.join(_OF_CLASS)}"
+            f"{tokenizer_class!r:.60} of tokenizer_config.json, only for {', '.join(_OF_CLASS)}"
         )
     return rule
 

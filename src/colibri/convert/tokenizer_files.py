@@ -23,6 +23,12 @@ _LARGEST = 64 << 20
 _SPECIAL = ("_token", "_special_tokens")  # how keys end that name special tokens
 # Classes that put BOS before a text unless add_bos_token says otherwise.
 _WITH_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
+# What Transformers takes by model_type where no file names a class.
+_OF_MODEL = {
+    "switch_transformers": "T5Tokenizer",
+    "nllb-moe": "NllbTokenizer",
+    **dict.fromkeys(("llama", "mistral", "mixtral"), "LlamaTokenizer"),
+}
 
 
 class Added(NamedTuple):
@@ -42,17 +48,24 @@ def tokenizer_file(path: Path) -> Path | None:
 
 
 def as_tokenizer_json(
-    file: Path, settings: dict[str, Any], special_map: dict[str, Any], notes: list[str]
+    file: Path,
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    special_map: dict[str, Any],
+    notes: list[str],
 ) -> bytes:
     """A SentencePiece or tiktoken file and the settings beside it as the bytes of a tokenizer.json.
-    settings: tokenizer_config.json; special_map: special_tokens_map.json."""
+    config: config.json; settings: tokenizer_config.json; special_map: special_tokens_map.json."""
     data = _read(file)
+    kind = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    kind = str(kind or _OF_MODEL.get(str(config.get("model_type")), ""))
     added = _added_tokens(file.parent, settings, special_map)
     try:
         if _is_tiktoken(data):
-            tokenizer = _of_tiktoken(data, settings, added)
+            tokenizer = _of_tiktoken(data, kind, added)
         else:
-            tokenizer = _of_sentencepiece(data, settings, special_map, added, notes)
+            kind = kind.removesuffix("Fast")
+            tokenizer = _of_sentencepiece(data, kind, settings, special_map, added, notes)
     except UnicodeDecodeError as error:
         raise ConversionError(f"{file} is damaged: a text that is not UTF-8. Download it again.") from error
     except ValueError as error:
@@ -60,7 +73,7 @@ def as_tokenizer_json(
             f"{file} has {error}. If the file is whole, make a tokenizer.json with Transformers where the "
             "checkpoint's code may run: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)."
         ) from error
-    notes.append(f"the tokenizer is made from {file.name}")
+    notes.append(f"the tokenizer is made from {file.name}, as of {kind or 'a class that adds no tokens'}")
     return json.dumps(tokenizer, ensure_ascii=False).encode()
 
 
@@ -136,8 +149,8 @@ def _texts(sources: Iterable[dict[str, Any]], keys: tuple[str, ...]) -> Iterator
 # --- the two kinds
 
 
-def _of_tiktoken(data: bytes, settings: dict[str, Any], added: list[Added]) -> dict[str, Any]:
-    rule = tiktoken_file.rule_of(str(settings.get("tokenizer_class")))
+def _of_tiktoken(data: bytes, kind: str, added: list[Added]) -> dict[str, Any]:
+    rule = tiktoken_file.rule_of(kind)
     ranks = tiktoken_file.read_ranks(data)
     first = max(ranks.values()) + 1
     added = added or [Added(first + at, name, True) for at, name in enumerate(rule.special)]
@@ -152,23 +165,23 @@ def _of_tiktoken(data: bytes, settings: dict[str, Any], added: list[Added]) -> d
 
 def _of_sentencepiece(
     data: bytes,
+    kind: str,
     settings: dict[str, Any],
     special_map: dict[str, Any],
     added: list[Added],
     notes: list[str],
 ) -> dict[str, Any]:
     model = sentencepiece_model.read_model(data)
-    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     before, behind = "", ""  # tokens that the class puts around a text
     if kind in _WITH_BOS:
         before = next(_texts([settings, special_map], ("bos_token",)), "<s>")
     elif kind == "T5Tokenizer":
         behind = "</s>"
-        added = added or _sentinels(len(model.pieces), settings)
+        added = _or_behind(added, _sentinels(len(model.pieces), settings))
     elif kind == "NllbTokenizer":
         before, behind = str(settings.get("src_lang") or "eng_Latn"), "</s>"
         _move_as_fairseq(model.pieces)
-        added = added or _languages(len(model.pieces), [settings, special_map])
+        added = _or_behind(added, _languages(len(model.pieces), [settings, special_map]))
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
     for token in added:
         _refuse_other_ids(token, ids, model.pieces, kind)
@@ -181,6 +194,12 @@ def _of_sentencepiece(
     ids.update((token.content, token.id) for token in added)
     tokenizer["post_processor"] = _template(*((text, ids.get(text)) for text in (before, behind)))
     return tokenizer
+
+
+def _or_behind(added: list[Added], by_class: list[Added]) -> list[Added]:
+    """The class's own tokens come where the files name none behind the pieces."""
+    named = any(token.id >= by_class[0].id for token in added) if by_class else True
+    return added if named else added + by_class
 
 
 def _sentinels(first: int, settings: dict[str, Any]) -> list[Added]:
