@@ -136,7 +136,8 @@ def test_stacked_experts_with_stacked_scales(layout: str, form: fp8_checkpoints.
         directory = to_fp8(source, tmp_path / "fp8", form, settings=BLOCKS)
     else:
         form, *short = form.split(", ")
-        directory = to_fp8(source, tmp_path / "fp8", form, naming="weight_scale", short=bool(short))
+        naming = "stack.weight_scale" if short else "weight_scale"
+        directory = to_fp8(source, tmp_path / "fp8", form, naming=naming, short=bool(short))
     compare(directory, tmp_path)
 
 
@@ -339,6 +340,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     (groups(actorder="weight"), "actorder = 'weight'"),
     (groups(strategy="tensor_group"), "strategy = 'tensor_group'"),
     (groups(strategy="block"), "block_structure = None"),
+    (groups(strategy="block", block_structure="9" * 5000), "block_structure = '9+"),
     (groups() | {"transform_config": {"config_groups": {"u": 1}}}, "transform_config.config_groups"),
     (groups() | {"sparsity_config": {"format": "sparse-bitmask"}}, "sparsity_config.format"),
     (groups() | {"format": "pack-quantized"}, "quantization_config.format = 'pack-quantized'"),

@@ -70,6 +70,7 @@ _NEXT = "Only FP8 weights with plain scales are read: convert the original check
 # Endings of a scale's name: behind the whole name of its weight, or in the place of ".weight".
 _BEHIND = ("_scale_inv", "_scale")
 _INSTEAD = (".scale_inv", ".scale", ".qscale_weight")
+_OF_STACK = (".weight_scale_inv", ".weight_scale")  # a stack's name has no ".weight"
 OF_ACTIVATIONS = re.compile(
     r".*[._](input_scale|activation_scale|output_scale|[qkv]_scale|kv_scale|qscale_act)"
 )
@@ -134,7 +135,9 @@ def _forms_of_groups(keys: Keys, groups: Any) -> tuple[Form, ...]:
 
 
 def _block(keys: Keys, found: Any, at: str) -> tuple[int, int]:
-    sizes = [int(part) for part in found.split("x") if part.isdigit()] if isinstance(found, str) else found
+    sizes = found
+    if isinstance(found, str):  # "128x128"
+        sizes = [int(part) for part in found.split("x") if part.isdecimal() and len(part) < 10]
     if (
         not isinstance(sizes, list)
         or len(sizes) != 2
@@ -152,7 +155,7 @@ def _names(weight: str) -> list[str]:
     """What the scale of a weight may be called."""
     base = weight.removesuffix(".weight")
     names = [weight + end for end in _BEHIND] + [base + end for end in _INSTEAD]
-    return names + [base + end for end in _BEHIND if base != weight]
+    return names + [base + end for end in (_BEHIND if base != weight else _OF_STACK)]
 
 
 def is_scale(short: str, weight: str) -> bool:
