@@ -75,6 +75,19 @@ FORMS: dict[str, tuple[fp8_checkpoints.Form, dict[str, Any]]] = {
         "tensor",
         {"settings": {"quant_method": "modelopt", "quant_algo": "FP8"}, "naming": "weight_scale"},
     ),
+    "modelopt, groups": (
+        "tensor",
+        {
+            "settings": {
+                "quant_method": "modelopt",
+                "quant_algo": "FP8",
+                "config_groups": groups()["config_groups"],
+                "producer": {"name": "modelopt", "version": "0.33"},
+            },
+            "naming": "weight_scale",
+            "short": True,
+        },
+    ),
     "groups, outputs": ("channel", {"settings": groups(strategy="channel"), "naming": "weight_scale"}),
     "groups, tensor": ("tensor", {"settings": groups(strategy="tensor"), "naming": "weight_scale"}),
     "groups, size -1": ("channel", {"settings": groups(group_size=-1), "naming": "weight_scale"}),
@@ -86,7 +99,7 @@ FORMS: dict[str, tuple[fp8_checkpoints.Form, dict[str, Any]]] = {
         (16, 24),
         {"settings": groups(strategy="block", block_structure="16x24"), "naming": "weight_scale"},
     ),
-    "e5m2": ((32, 40), {"settings": BLOCKS | {"fmt": "e5m2"}, "code": "e5m2"}),
+    "e5m2": ((32, 40), {"settings": BLOCKS | {"fmt": "float8_e5m2"}, "code": "e5m2"}),
 }
 
 

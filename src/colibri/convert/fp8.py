@@ -36,12 +36,15 @@ _LEFT_OUT = "modules_to_not_convert ignored_layers ignore exclude_modules kv_cac
 FIELDS: dict[str, Known] = {  # by method
     "fp8": {
         **_free(_LEFT_OUT + "activation_scheme modules_to_convert dequantize weight_block_size"),
-        "fmt": ("e4m3", "e5m2"),
+        "fmt": ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"),
         "scale_fmt": ("float", "ue8m0"),
         "expert_dtype": ("fp8",),
     },
     "fbgemm_fp8": _free(_LEFT_OUT + "activation_scale_ub"),
-    "modelopt": {**_free(_LEFT_OUT + "producer kv_cache_quant_algo"), "quant_algo": ("FP8",)},
+    "modelopt": {
+        **_free(_LEFT_OUT + "config_groups producer kv_cache_quant_algo"),
+        "quant_algo": ("FP8",),
+    },
     "compressed-tensors": {
         **_free(_LEFT_OUT + "config_groups global_compression_ratio quantization_status version"),
         **_free("run_compressed dequantize use_optimized_inference"),
@@ -88,7 +91,7 @@ def read_forms(keys: Keys) -> tuple[Form, ...]:
     keys.raw("quantization_config")
     assert isinstance(settings, dict)
     _check(keys, settings, {"quant_method": None} | FIELDS[method], "quantization_config")
-    if method == "compressed-tensors":
+    if settings.get("config_groups") or method == "compressed-tensors":
         return _forms_of_groups(keys, settings.get("config_groups") or {})
     if method == "fp8" and settings.get("weight_block_size") is not None:
         return (_block(keys, settings["weight_block_size"], "quantization_config.weight_block_size"),)
