@@ -26,6 +26,7 @@ SCALES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtype
 NAMES: dict[str, Callable[[str], str]] = {
     "weight_scale_inv": lambda name: name + "_scale_inv",
     "weight_scale": lambda name: name + "_scale",
+    "stack.weight_scale": lambda name: name + ("_scale" if name.endswith(".weight") else ".weight_scale"),
     "scale_inv": lambda name: name.removesuffix(".weight") + ".scale_inv",
     "scale": lambda name: name.removesuffix(".weight") + ".scale",
     "qscale_weight": lambda name: name.removesuffix(".weight") + ".qscale_weight",

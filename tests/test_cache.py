@@ -14,6 +14,7 @@ from colibri import cache
 from colibri.convert import convert
 from colibri.errors import ColibriError, ConversionError, ModelIOError
 from colibri.format import read_container
+from fixtures.variants import LONGROPE
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,13 @@ def test_a_directory_is_converted_once_and_says_so(tmp_path: Path, directory: Pa
     assert cache.resolve(source, notify=said.append) == first
     assert len(said) == 1 and first.stat().st_mtime_ns == stamp
     assert os.listdir(directory) == [first.name]
+
+
+def test_notes_of_the_conversion_are_said(tmp_path: Path, directory: Path) -> None:
+    source = checkpoints.llama(tmp_path / "hf", rope=LONGROPE, head_dim=32)
+    said: list[str] = []
+    cache.resolve(source, notify=said.append)
+    assert len(said) == 2 and said[1].startswith("note: RoPE of type 'longrope'")
 
 
 def test_type_converter_and_source_are_parts_of_the_key(

@@ -130,6 +130,7 @@ def test_an_unknown_model_type_lists_the_known(tmp_path: Path, out: Path) -> Non
     "rope",
     [
         {"rope_scaling": {"type": "su", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": ["yarn"], "factor": 4.0}},
         {"rope_scaling": {"type": "yarn"}},
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_medium": 2}},
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": 1}},

@@ -75,6 +75,19 @@ FORMS: dict[str, tuple[fp8_checkpoints.Form, dict[str, Any]]] = {
         "tensor",
         {"settings": {"quant_method": "modelopt", "quant_algo": "FP8"}, "naming": "weight_scale"},
     ),
+    "modelopt, groups": (
+        "tensor",
+        {
+            "settings": {
+                "quant_method": "modelopt",
+                "quant_algo": "FP8",
+                "config_groups": groups()["config_groups"],
+                "producer": {"name": "modelopt", "version": "0.33"},
+            },
+            "naming": "weight_scale",
+            "short": True,
+        },
+    ),
     "groups, outputs": ("channel", {"settings": groups(strategy="channel"), "naming": "weight_scale"}),
     "groups, tensor": ("tensor", {"settings": groups(strategy="tensor"), "naming": "weight_scale"}),
     "groups, size -1": ("channel", {"settings": groups(group_size=-1), "naming": "weight_scale"}),
@@ -86,7 +99,7 @@ FORMS: dict[str, tuple[fp8_checkpoints.Form, dict[str, Any]]] = {
         (16, 24),
         {"settings": groups(strategy="block", block_structure="16x24"), "naming": "weight_scale"},
     ),
-    "e5m2": ((32, 40), {"settings": BLOCKS | {"fmt": "e5m2"}, "code": "e5m2"}),
+    "e5m2": ((32, 40), {"settings": BLOCKS | {"fmt": "float8_e5m2"}, "code": "e5m2"}),
 }
 
 
@@ -136,7 +149,8 @@ def test_stacked_experts_with_stacked_scales(layout: str, form: fp8_checkpoints.
         directory = to_fp8(source, tmp_path / "fp8", form, settings=BLOCKS)
     else:
         form, *short = form.split(", ")
-        directory = to_fp8(source, tmp_path / "fp8", form, naming="weight_scale", short=bool(short))
+        naming = "stack.weight_scale" if short else "weight_scale"
+        directory = to_fp8(source, tmp_path / "fp8", form, naming=naming, short=bool(short))
     compare(directory, tmp_path)
 
 
@@ -339,6 +353,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     (groups(actorder="weight"), "actorder = 'weight'"),
     (groups(strategy="tensor_group"), "strategy = 'tensor_group'"),
     (groups(strategy="block"), "block_structure = None"),
+    (groups(strategy="block", block_structure="9" * 5000), "block_structure = '9+"),
     (groups() | {"transform_config": {"config_groups": {"u": 1}}}, "transform_config.config_groups"),
     (groups() | {"sparsity_config": {"format": "sparse-bitmask"}}, "sparsity_config.format"),
     (groups() | {"format": "pack-quantized"}, "quantization_config.format = 'pack-quantized'"),

@@ -46,8 +46,8 @@ def resolve(
     output: str | None = None,
 ) -> Path:
     """The `.colibri` file of `model`: "demo", such a file, or a Hugging Face directory, which is converted
-    the first time, to types as convert() takes them. `notify` gets a sentence when a conversion starts,
-    `progress` follows it.
+    the first time, to types as convert() takes them. `notify` gets a sentence when a conversion starts, and
+    its notes; `progress` follows it.
     """
     name = os.fspath(model)
     if not name:
@@ -58,6 +58,7 @@ def resolve(
     if path.is_dir():
         weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
         types = _types(path, type, experts, dense, output)
+        told = notify or (lambda text: None)
 
         def converting(target: Path) -> Path:
             from colibri.convert import convert  # heavy: only where something has to be converted
@@ -66,9 +67,11 @@ def resolve(
             report = convert(
                 path, target, type, experts=experts, dense=dense, output=output, progress=progress
             )
+            for remark in report.notes:
+                told(f"note: {remark}")
             return report.path
 
-        return _converted(path, types, converting, notify or (lambda text: None))
+        return _converted(path, types, converting, told)
     if is_container(path):
         return path
     if not path.exists():

@@ -36,12 +36,15 @@ _LEFT_OUT = "modules_to_not_convert ignored_layers ignore exclude_modules kv_cac
 FIELDS: dict[str, Known] = {  # by method
     "fp8": {
         **_free(_LEFT_OUT + "activation_scheme modules_to_convert dequantize weight_block_size"),
-        "fmt": ("e4m3", "e5m2"),
+        "fmt": ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"),
         "scale_fmt": ("float", "ue8m0"),
         "expert_dtype": ("fp8",),
     },
     "fbgemm_fp8": _free(_LEFT_OUT + "activation_scale_ub"),
-    "modelopt": {**_free(_LEFT_OUT + "producer kv_cache_quant_algo"), "quant_algo": ("FP8",)},
+    "modelopt": {
+        **_free(_LEFT_OUT + "config_groups producer kv_cache_quant_algo"),
+        "quant_algo": ("FP8",),
+    },
     "compressed-tensors": {
         **_free(_LEFT_OUT + "config_groups global_compression_ratio quantization_status version"),
         **_free("run_compressed dequantize use_optimized_inference"),
@@ -70,6 +73,7 @@ _NEXT = "Only FP8 weights with plain scales are read: convert the original check
 # Endings of a scale's name: behind the whole name of its weight, or in the place of ".weight".
 _BEHIND = ("_scale_inv", "_scale")
 _INSTEAD = (".scale_inv", ".scale", ".qscale_weight")
+_OF_STACK = (".weight_scale_inv", ".weight_scale")  # a stack's name has no ".weight"
 OF_ACTIVATIONS = re.compile(
     r".*[._](input_scale|activation_scale|output_scale|[qkv]_scale|kv_scale|qscale_act)"
 )
@@ -87,7 +91,7 @@ def read_forms(keys: Keys) -> tuple[Form, ...]:
     keys.raw("quantization_config")
     assert isinstance(settings, dict)
     _check(keys, settings, {"quant_method": None} | FIELDS[method], "quantization_config")
-    if method == "compressed-tensors":
+    if settings.get("config_groups") or method == "compressed-tensors":
         return _forms_of_groups(keys, settings.get("config_groups") or {})
     if method == "fp8" and settings.get("weight_block_size") is not None:
         return (_block(keys, settings["weight_block_size"], "quantization_config.weight_block_size"),)
@@ -134,7 +138,9 @@ def _forms_of_groups(keys: Keys, groups: Any) -> tuple[Form, ...]:
 
 
 def _block(keys: Keys, found: Any, at: str) -> tuple[int, int]:
-    sizes = [int(part) for part in found.split("x") if part.isdigit()] if isinstance(found, str) else found
+    sizes = found
+    if isinstance(found, str):  # "128x128"
+        sizes = [int(part) for part in found.split("x") if part.isdecimal() and len(part) < 10]
     if (
         not isinstance(sizes, list)
         or len(sizes) != 2
@@ -152,7 +158,7 @@ def _names(weight: str) -> list[str]:
     """What the scale of a weight may be called."""
     base = weight.removesuffix(".weight")
     names = [weight + end for end in _BEHIND] + [base + end for end in _INSTEAD]
-    return names + [base + end for end in _BEHIND if base != weight]
+    return names + [base + end for end in (_BEHIND if base != weight else _OF_STACK)]
 
 
 def is_scale(short: str, weight: str) -> bool:

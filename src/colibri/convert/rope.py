@@ -66,7 +66,7 @@ def read_rope(
     top_theta = keys.number("rope_theta", default_theta) if _top_theta_counts(keys) else default_theta
     settings = _settings(keys)
     kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in SETTINGS or settings.get("type", kind) != kind:
+    if not isinstance(kind, str) or kind not in SETTINGS or settings.get("type", kind) != kind:
         raise _error(keys, "rope_type", kind, f"one of {', '.join(SETTINGS)}")
     unknown = [
         name
