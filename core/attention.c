@@ -163,7 +163,7 @@ static void output_item(void *argument, int32_t row, int32_t worker)
     const int32_t n_embd = c->config->n_embd;
     const size_t at = (size_t)row * (size_t)n_embd;
     if (work->weights->out_bias != NULL) c->kernels->add(c->h.f32 + at, work->weights->out_bias, n_embd);
-    c->kernels->add(c->x + at, c->h.f32 + at, n_embd);
+    c->kernels->add_scaled(c->x + at, c->h.f32 + at, c->config->residual_scale, n_embd);
 }
 
 /* Keys and values that all query heads of all rows read. */

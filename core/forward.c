@@ -50,7 +50,9 @@ static void embed_item(void *argument, int32_t row, int32_t worker)
 {
     (void)worker;
     const struct chunk *const c = argument;
-    c->kernels->read_row(&c->model->embedding, c->ids[row], c->x + (size_t)row * (size_t)c->config->n_embd);
+    float *const x = c->x + (size_t)row * (size_t)c->config->n_embd;
+    c->kernels->read_row(&c->model->embedding, c->ids[row], x);
+    if (c->config->embed_scale != 1) c->kernels->add_scaled(x, x, c->config->embed_scale - 1, c->config->n_embd);
 }
 
 static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error)

@@ -55,6 +55,7 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
     topk_select(choice, n_experts, used, experts);
     float sum = 1e-20f; /* changes no sum but 0 */
     for (int32_t i = 0; i < used; i++) sum += weights[i] = scores[experts[i]];
+    if (sum < config->router_norm_min) sum = config->router_norm_min;
     for (int32_t i = 0; i < used; i++) {
         if (config->router_norm) weights[i] /= sum;
         weights[i] *= config->router_scale;

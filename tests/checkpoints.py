@@ -305,6 +305,38 @@ def gpt_oss(
     return write(path, config, experts, n_ff, n_ff, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
 
 
+def granitemoe(
+    path: str | Path,
+    *,
+    n_layers: int = 2,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    n_ff: int = 48,
+    n_experts: int = 6,
+    n_experts_used: int = 2,
+    embedding: float = 6.0,
+    qkv_bias: bool = False,
+    **options: Any,
+) -> Path:
+    """Multipliers everywhere; softmax over the chosen logits; `qkv_bias` is the family's attention_bias."""
+    config = base_config("granitemoe", "GraniteMoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None)
+    del config["head_dim"]
+    config |= {
+        "intermediate_size": n_ff,
+        "num_local_experts": n_experts,
+        "num_experts_per_tok": n_experts_used,
+        "attention_bias": qkv_bias,
+        "embedding_multiplier": embedding,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.8,
+    }
+    experts = [n_experts] * n_layers
+    options = {"experts": "stacked", **options}
+    return write(path, config, experts, n_ff, n_ff, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
+
+
 def deepseek_v2(path: str | Path, *, topk_method: str = "greedy", **options: Any) -> Path:
     """Latent attention; softmax scores without renormalisation."""
     config = base_config("deepseek_v2", "DeepseekV2ForCausalLM", 2, 64, 4, 4, None)
@@ -392,6 +424,7 @@ FAMILIES = {
     "glm4_moe": glm4_moe,
     "dots1": dots1,
     "gpt_oss": gpt_oss,
+    "granitemoe": granitemoe,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
 }

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from family_names import canonical
 from oracle_experts import separate
 from oracle_reading import (
     FAMILIES,
@@ -101,7 +102,7 @@ def load(
     found: dict[str, Float32] = {}
     for path in sorted(directory.glob("*.safetensors")):
         found |= read_safetensors(path)
-    found = separate(found)
+    found = separate(canonical(config.family, found))
     matrices, exact = expected_names(config)
     unknown = set(found) - set(matrices) - set(exact) - ({"lm_head.weight"} if config.tied else set())
     missing = (set(matrices) | set(exact)) - set(found)
@@ -283,21 +284,23 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
 def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[Routing]]:
     """Logits [n, n_vocab] of every position and the routing of every MoE layer, in layer order."""
     config, weights = model.config, model.weights
-    x = weights["model.embed_tokens.weight"][np.asarray(ids)]  # [n, d]
+    x = weights["model.embed_tokens.weight"][np.asarray(ids)] * config.embed_scale  # [n, d]
     routings = []
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
         attend = latent_attention if config.latent else attention
-        x = x + attend(model, n, rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps))
+        normed = rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps)
+        x = x + config.residual_scale * attend(model, n, normed)
         normed = rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.norm_eps)
         if config.moe_layers[n]:
             out, routing = mixture(model, n, normed)
             routings.append(routing)
         else:
             out = gated_ffn(model, ffn_names(prefix + "mlp."), normed)
-        x = x + out
+        x = x + config.residual_scale * out
     x = rms_norm(x, weights["model.norm.weight"], config.norm_eps)
-    return linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x), routings
+    logits = linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x)
+    return logits * config.logit_scale, routings
 
 
 def greedy(model: Checkpoint, ids: Sequence[int], n_new: int) -> list[int]:

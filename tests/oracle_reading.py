@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from oracle_families import FAMILIES as MORE
+from oracle_families import fields_of
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,7 +30,7 @@ Activations = Callable[[Array], Array]
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED)
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED, *MORE)
 THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -71,6 +74,10 @@ class Config:
     gpt_oss: bool  # sinks, biases of gate logits and experts, a clamped activation
     clamp: float  # of that activation
     windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
+    # Of the families of oracle_families.py, without effect in others.
+    embed_scale: float = 1.0  # multiplies embeddings
+    residual_scale: float = 1.0  # multiplies what a block adds to the residual stream
+    logit_scale: float = 1.0
 
 
 def read_safetensors(path: Path) -> dict[str, Float32]:
@@ -185,7 +192,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         qk_norm = "head" if raw.get("use_qk_norm") else "none"
     else:
         qk_norm = {"qwen3": "head", "qwen3_moe": "head", "olmoe": "full", "dots1": "head"}.get(family, "none")
-    return Config(
+    config = Config(
         family=family,
         n_layers=n_layers,
         n_heads=n_heads,
@@ -221,6 +228,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         clamp=raw.get("swiglu_limit", 7.0),
         windows=windows_of(raw),
     )
+    return replace(config, **fields_of(raw, head_dim))
 
 
 def expected_names(config: Config) -> tuple[list[str], list[str]]:

@@ -33,6 +33,7 @@ RULES: dict[str, dict[str, Any]] = {
     "softmax, bias": {"router_bias": 1},
     "softmax, groups by their best": GROUPS_V2 | {"router_scale": 16.0},
     "softmax, groups by two": GROUPS_V3 | {"router_norm": 1},
+    "softmax, norm by no less": {"router_norm": 1, "router_norm_min": 0.8},
     "sigmoid": {"router_score": 1},
     "sigmoid, norm": {"router_score": 1, "router_norm": 1},
     "sigmoid, bias, norm, scale": {
@@ -93,7 +94,7 @@ def choose(
     experts = np.argsort(-choice, kind="stable")[:USED]
     weights = scores[experts]
     if rule.get("router_norm"):
-        weights = weights / (weights.sum() + 1e-20)
+        weights = weights / max(weights.sum() + 1e-20, rule.get("router_norm_min", 0))
     return experts.tolist(), (weights * rule.get("router_scale", 1)).tolist()
 
 

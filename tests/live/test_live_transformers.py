@@ -183,6 +183,17 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 12, "intermediate_size": 48},
     ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 4.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.6,
+        },
+    ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 

@@ -42,6 +42,7 @@ class Decoder(NamedTuple):
     inv_freq: npt.NDArray[np.float32]
     extra_layers: int = 0
     cuts: Mapping[str, Cut] = {}
+    affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     all_dim_scale: float = 1.0  # of rope.py's Rope
 
 
@@ -53,6 +54,9 @@ class ExpertNames:
     parts: tuple[str, str, str]
     # One tensor [experts, n_embd, 2 n_ff] with gate and up in turns, and down transposed too.
     in_turns: bool = False
+    # gate before up, and down, of all experts: below the block; whether transposed, None: their shapes tell.
+    stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    transposed: bool | None = None
 
 
 TENSORS: Names = {

@@ -231,4 +231,6 @@ def _packed_vector(view: View, read: ReadRows) -> memoryview:
             f"{view.tensor.name}[{at}] is {row[0, at]}: weights must be finite. The checkpoint is damaged "
             "or its training diverged; download it again."
         )
+    if view.affine != (0.0, 1.0):
+        row = (row.astype(np.float64) + view.affine[0]) * view.affine[1]
     return np.ascontiguousarray(row, dtype="<f4").reshape(-1).data.cast("B")
