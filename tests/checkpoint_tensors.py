@@ -69,8 +69,11 @@ def shapes_of(
             shapes |= one
             if gpt_oss:
                 shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in one.items()}
-        grouped = "n_routed_experts" in config
-        if grouped and config["model_type"] != "deepseek_v2":
+        if config["model_type"] in ("ernie4_5_moe", "minimax_m2"):
+            rows = (1, n_experts) if config["model_type"] == "ernie4_5_moe" else (n_experts,)
+            shapes[f"{block}.gate.e_score_correction_bias"] = rows
+        grouped = "n_routed_experts" in config or config["model_type"] == "ernie4_5_moe"
+        if grouped and config["model_type"] not in ("deepseek_v2", "ernie4_5_moe"):
             shapes[f"{block}.gate.e_score_correction_bias"] = (n_experts,)
         if n_ff_shared and grouped:
             shapes |= _gated(f"{at}.mlp.shared_experts", n_ff_shared, hidden)

@@ -23,6 +23,14 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".mlp.experts.gate_up_proj", ".block_sparse_moe.input_linear.weight"),
         (".mlp.experts.down_proj", ".block_sparse_moe.output_linear.weight"),
     ),
+    "ernie4_5_moe": ((".mlp.gate.e_score_correction_bias", ".mlp.moe_statics.e_score_correction_bias"),),
+    "minimax_m2": (
+        (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),
+        (".mlp.", ".block_sparse_moe."),
+        (".gate_proj.", ".w1."),
+        (".up_proj.", ".w3."),
+        (".down_proj.", ".w2."),
+    ),
 }
 # Families that keep all experts of a layer in two tensors, and whether those lie as [cols, rows].
 STACKED: dict[str, bool] = {"granitemoe": False}
@@ -52,6 +60,6 @@ def canonical(family: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _replaced(name: str, pairs: tuple[tuple[str, str], ...], source: int) -> str:
-    for pair in pairs:
+    for pair in pairs if source == 0 else reversed(pairs):
         name = name.replace(pair[source], pair[1 - source])
     return name

@@ -146,6 +146,12 @@ def rotate(x: Array, inv_freq: Float32, scale: float = 1) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
+def turn(config: Config, y: Array) -> Array:
+    """[n, heads, d]. If neighbours rotate together they are set half apart: scores stay the same."""
+    halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
+    return rotate(halves if config.neighbours else y, config.inv_freq, config.rope_scale)
+
+
 def linear(model: Checkpoint, name: str, x: Array) -> Array:
     """x [n, cols] times a matrix [rows, cols] -> [n, rows]."""
     return np.asarray((x if model.activations is None else model.activations(x)) @ model.weights[name].T)
@@ -170,8 +176,8 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
         return y
 
-    q = rotate(project("q", config.n_heads), config.inv_freq, config.rope_scale)
-    k = rotate(project("k", config.n_kv_heads), config.inv_freq, config.rope_scale)
+    q = turn(config, project("q", config.n_heads))
+    k = turn(config, project("k", config.n_kv_heads))
     v = project("v", config.n_kv_heads)
     group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
     query, key = np.indices((n, n))
@@ -248,7 +254,8 @@ def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) 
     experts = np.argsort(-choice, axis=-1, kind="stable")[:, : config.n_experts_used]
     chosen = np.take_along_axis(scores, experts, axis=-1)
     if config.renormalise:
-        chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0))
+        total = chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0)
+        chosen = chosen / np.maximum(total, config.norm_min)
     return Routing(layer, logits, experts, chosen * config.router_scale, choice)
 
 
@@ -266,7 +273,7 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
     config = model.config
     gate = router_name(config, layer)
-    bias = model.weights[gate + "e_score_correction_bias"] if config.sigmoid else 0.0
+    bias = model.weights.get(gate + "e_score_correction_bias", 0.0)
     logits = x @ model.weights[gate + "weight"].T + model.weights.get(gate + "bias", 0.0)
     routing = route(config, layer, logits, bias)
     y = np.zeros_like(x)

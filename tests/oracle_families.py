@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("granitemoe",)
+FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2")
+CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
 
 
 def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Nothing for other families."""
-    readers = {"granitemoe": _granitemoe}
+    readers = {"granitemoe": _granitemoe, "ernie4_5_moe": _ernie4_5_moe, "minimax_m2": _minimax_m2}
     family = raw["model_type"]
     return readers[family](raw, head_dim) if family in readers else {}
 
@@ -26,3 +27,25 @@ def _granitemoe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "residual_scale": raw["residual_multiplier"],
         "logit_scale": 1 / raw["logits_scaling"],
     }
+
+
+def _ernie4_5_moe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    last = raw["moe_layer_end_index"] % raw["num_hidden_layers"]  # -1 is the last one
+    return {
+        "norm_eps": raw["rms_norm_eps"],
+        "neighbours": True,
+        "moe_layers": tuple(
+            raw["moe_layer_start_index"] <= n <= last and (n + 1) % raw["moe_layer_interval"] == 0
+            for n in range(raw["num_hidden_layers"])
+        ),
+        "n_experts": raw["moe_num_experts"],
+        "n_experts_used": raw["moe_k"],
+        "softmax_bias": True,
+        "renormalise": True,
+        "norm_min": raw["moe_norm_min"],
+        "shared": "shared_experts" if raw["moe_num_shared_experts"] else "",
+    }
+
+
+def _minimax_m2(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {"qk_norm": "full", "sigmoid": True, "renormalise": True}

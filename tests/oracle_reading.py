@@ -31,7 +31,12 @@ Activations = Callable[[Array], Array]
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED, *MORE)
-THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
+THETA = {
+    "mixtral": 1e6,
+    "gpt_oss": 150000.0,
+    "ernie4_5_moe": 500000.0,
+    "minimax_m2": 5e6,
+}  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -78,6 +83,9 @@ class Config:
     embed_scale: float = 1.0  # multiplies embeddings
     residual_scale: float = 1.0  # multiplies what a block adds to the residual stream
     logit_scale: float = 1.0
+    neighbours: bool = False  # neighbours rotate together, not elements half apart
+    softmax_bias: bool = False  # chosen with a bias, though scores are a softmax
+    norm_min: float = 0.0  # chosen weights are divided by no less
 
 
 def read_safetensors(path: Path) -> dict[str, Float32]:
@@ -180,7 +188,7 @@ def read_config(raw: dict[str, Any]) -> Config:
     head_dim = derived if explicit is None else explicit
     dense = family in ("llama", "qwen3")
     counts = [raw[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in raw]
-    n_experts = 0 if dense else counts[0]
+    n_experts = 0 if dense or not counts else counts[0]
     grouped = family in GROUPED
     first = raw["first_k_dense_replace"] if grouped else 0
     step, only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
@@ -188,6 +196,10 @@ def read_config(raw: dict[str, Any]) -> Config:
         step, only = 1, []
     attention_bias = bool(raw.get("attention_bias", False)) and family not in ("mixtral", "qwen2_moe")
     share = raw.get("partial_rotary_factor", 0.5) if family == "glm4_moe" else 1
+    if raw.get("rotary_dim"):
+        share = raw["rotary_dim"] / head_dim
+    if family == "minimax_m2":
+        share = raw.get("rope_parameters", {}).get("partial_rotary_factor", share)
     if family == "glm4_moe":
         qk_norm = "head" if raw.get("use_qk_norm") else "none"
     else:
@@ -210,7 +222,7 @@ def read_config(raw: dict[str, Any]) -> Config:
             not dense and n >= first and n not in only and (n + 1) % step == 0 for n in range(n_layers)
         ),
         n_experts=n_experts,
-        n_experts_used=0 if dense else raw["num_experts_per_tok"],
+        n_experts_used=0 if dense else raw.get("num_experts_per_tok", 0),
         renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", False)),
         shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
         sigmoid=grouped and family != "deepseek_v2",
@@ -258,7 +270,8 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
                 of_expert = expert_names(config, n, e)
                 matrices += of_expert
                 exact += [name.replace("weight", "bias") for name in of_expert if config.gpt_oss]
-            exact += [layer + "mlp.gate.e_score_correction_bias"] if config.sigmoid else []
+            biased = config.sigmoid or config.softmax_bias
+            exact += [layer + "mlp.gate.e_score_correction_bias"] if biased else []
             if config.shared:
                 exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
                 matrices += ffn_names(f"{layer}mlp.{config.shared}.")

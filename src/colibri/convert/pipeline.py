@@ -232,5 +232,5 @@ def _packed_vector(view: View, read: ReadRows) -> memoryview:
             "or its training diverged; download it again."
         )
     if view.affine != (0.0, 1.0):
-        row = (row.astype(np.float64) + view.affine[0]) * view.affine[1]
+        row = ((row.astype(np.float64) + view.affine[0]) * view.affine[1]).astype(np.float32)
     return np.ascontiguousarray(row, dtype="<f4").reshape(-1).data.cast("B")

@@ -59,6 +59,7 @@ def resolve(
         layer = _LAYER.match(short)
         extra = layer is not None and 0 <= int(layer[1]) - config["n_layers"] < decoder.extra_layers
         skip = extra or short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
+        skip = skip or short.startswith(decoder.ignored)
         (ignored if skip else unknown).append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
     for entry in entries:
