@@ -221,7 +221,7 @@ void attention_layer(struct chunk *c, int32_t layer)
     const bool latent = c->config->kv_latent_dim > 0;
     struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0, 0};
     const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) || type_reads_q8(w->q_latent.type);
-    product_norm(c, c->x, w->attn_norm, c->config->norm_eps, q8, &c->h);
+    product_norm(c, c->x, w->attn_norm, w->attn_norm_bias, c->config->norm_eps, q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     if (latent) latent_queries(c, layer);
     else grouped_queries(c, layer, &work);

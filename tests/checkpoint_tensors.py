@@ -80,6 +80,10 @@ def shapes_of(
         elif n_ff_shared:
             shapes |= _gated(f"{at}.mlp.shared_expert", n_ff_shared, hidden)
             shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
+    if config["model_type"] == "phimoe":
+        norms = [name for name in shapes if name.endswith("layernorm.weight")] + ["model.norm.weight"]
+        shapes |= {name.replace("weight", "bias"): (hidden,) for name in norms}
+        shapes |= {"lm_head.bias": (config["vocab_size"],)} if config["lm_head_bias"] else {}
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
 
 

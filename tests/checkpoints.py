@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+import checkpoint_makers
 from checkpoint_tensors import Array, Config
 from checkpoint_writer import EXPERT_LAYOUTS, SPECIAL_TOKENS, TEMPLATE, base_config, tokenizer_json, write
 
@@ -305,104 +306,6 @@ def gpt_oss(
     return write(path, config, experts, n_ff, n_ff, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
 
 
-def granitemoe(
-    path: str | Path,
-    *,
-    n_layers: int = 2,
-    hidden: int = 64,
-    n_heads: int = 4,
-    n_kv_heads: int = 2,
-    n_ff: int = 48,
-    n_experts: int = 6,
-    n_experts_used: int = 2,
-    embedding: float = 6.0,
-    qkv_bias: bool = False,
-    **options: Any,
-) -> Path:
-    """Multipliers everywhere; softmax over the chosen logits; `qkv_bias` is the family's attention_bias."""
-    config = base_config("granitemoe", "GraniteMoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None)
-    del config["head_dim"]
-    config |= {
-        "intermediate_size": n_ff,
-        "num_local_experts": n_experts,
-        "num_experts_per_tok": n_experts_used,
-        "attention_bias": qkv_bias,
-        "embedding_multiplier": embedding,
-        "attention_multiplier": 0.4,
-        "residual_multiplier": 0.7,
-        "logits_scaling": 0.8,
-    }
-    experts = [n_experts] * n_layers
-    options = {"experts": "stacked", **options}
-    return write(path, config, experts, n_ff, n_ff, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
-
-
-def ernie4_5_moe(
-    path: str | Path,
-    *,
-    n_layers: int = 3,
-    hidden: int = 64,
-    n_heads: int = 4,
-    n_kv_heads: int = 2,
-    n_ff: int = 96,
-    n_ff_expert: int = 48,
-    n_shared: int = 2,
-    n_experts: int = 8,
-    n_experts_used: int = 3,
-    placed: tuple[int, int, int] = (1, -1, 1),
-    **options: Any,
-) -> Path:
-    """Softmax scores chosen with a bias; placed: first and last routed layer, and the step."""
-    config = base_config(
-        "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", n_layers, hidden, n_heads, n_kv_heads, None
-    )
-    del config["head_dim"]
-    start, end, step = placed
-    config |= {
-        "intermediate_size": n_ff,
-        "moe_intermediate_size": n_ff_expert,
-        "moe_num_experts": n_experts,
-        "moe_num_shared_experts": n_shared,
-        "moe_k": n_experts_used,
-        "moe_layer_start_index": start,
-        "moe_layer_end_index": end,
-        "moe_layer_interval": step,
-        "moe_norm_min": 1e-12,
-        "use_bias": False,
-        "rms_norm_eps": 1e-5,
-    }
-    last = n_layers - 1 if end == -1 else end
-    experts = [n_experts if start <= n <= last and (n + 1) % step == 0 else 0 for n in range(n_layers)]
-    return write(path, config, experts, n_ff, n_ff_expert, n_ff_shared=n_shared * n_ff_expert, **options)
-
-
-def minimax_m2(
-    path: str | Path,
-    *,
-    n_layers: int = 2,
-    hidden: int = 64,
-    n_heads: int = 4,
-    n_kv_heads: int = 2,
-    head_dim: int = 16,
-    rotary_dim: int = 8,
-    n_ff: int = 48,
-    n_experts: int = 8,
-    n_experts_used: int = 2,
-    **options: Any,
-) -> Path:
-    """Norm over the full q/k projection, part of a head rotates; sigmoid scores chosen with a bias."""
-    config = base_config(
-        "minimax_m2", "MiniMaxM2ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim
-    )
-    config |= {
-        "intermediate_size": n_ff,
-        "num_local_experts": n_experts,
-        "num_experts_per_tok": n_experts_used,
-        "rotary_dim": rotary_dim,
-    }
-    return write(path, config, [n_experts] * n_layers, n_ff, n_ff, qk_norm="full", **options)
-
-
 def deepseek_v2(path: str | Path, *, topk_method: str = "greedy", **options: Any) -> Path:
     """Latent attention; softmax scores without renormalisation."""
     config = base_config("deepseek_v2", "DeepseekV2ForCausalLM", 2, 64, 4, 4, None)
@@ -490,9 +393,7 @@ FAMILIES = {
     "glm4_moe": glm4_moe,
     "dots1": dots1,
     "gpt_oss": gpt_oss,
-    "granitemoe": granitemoe,
-    "ernie4_5_moe": ernie4_5_moe,
-    "minimax_m2": minimax_m2,
+    **checkpoint_makers.FAMILIES,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
 }

@@ -31,6 +31,12 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".up_proj.", ".w3."),
         (".down_proj.", ".w2."),
     ),
+    "phimoe": (
+        (".mlp.", ".block_sparse_moe."),
+        (".gate_proj.", ".w1."),
+        (".up_proj.", ".w3."),
+        (".down_proj.", ".w2."),
+    ),
 }
 # Families that keep all experts of a layer in two tensors, and whether those lie as [cols, rows].
 STACKED: dict[str, bool] = {"granitemoe": False}

@@ -127,6 +127,15 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
 
 
+def norm(model: Checkpoint, name: str, x: Array) -> Array:
+    """A norm of the residual stream [n, d]: RMSNorm, or LayerNorm with a bias."""
+    if not model.config.layer_norm:
+        return rms_norm(x, model.weights[name + ".weight"], model.config.norm_eps)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + model.config.norm_eps)
+    return np.asarray(centred / deviation * model.weights[name + ".weight"] + model.weights[name + ".bias"])
+
+
 def softmax(x: Array) -> Array:
     """Over the last axis. -inf becomes 0."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
@@ -242,6 +251,8 @@ def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
 def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) -> Routing:
     """The k experts with the largest score (plus bias), of the best groups if there are any; their scores
     without bias are the weights, divided by their sum only where the model says so, times a constant."""
+    if config.near:
+        return choose_in_turn(config, layer, logits)
     scores = 1 / (1 + np.exp(-logits)) if config.sigmoid else softmax(logits)  # [n, E]
     choice = scores + bias
     if config.groups[0] > config.groups[1]:
@@ -257,6 +268,22 @@ def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) 
         total = chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0)
         chosen = chosen / np.maximum(total, config.norm_min)
     return Routing(layer, logits, experts, chosen * config.router_scale, choice)
+
+
+def choose_in_turn(config: Config, layer: int, logits: Array) -> Routing:
+    """SparseMixer at inference, row by row: the best of those left, and its share in a softmax over those
+    left whose distance from it, relative to the larger of its logit and their size, is small."""
+    experts = np.empty((len(logits), config.n_experts_used), np.int64)
+    weights = np.empty(experts.shape)
+    for row, values in enumerate(logits):
+        left = list(range(len(values)))
+        for i in range(config.n_experts_used):
+            best = max(left, key=lambda e: (values[e], -e))
+            top = values[best]
+            near = [e for e in left if (top - values[e]) / max(abs(values[e]), top) <= config.near]
+            experts[row, i], weights[row, i] = best, 1 / sum(np.exp(values[e] - top) for e in near)
+            left.remove(best)
+    return Routing(layer, logits, experts, weights, logits)
 
 
 def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
@@ -296,18 +323,18 @@ def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[R
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
         attend = latent_attention if config.latent else attention
-        normed = rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps)
+        normed = norm(model, prefix + "input_layernorm", x)
         x = x + config.residual_scale * attend(model, n, normed)
-        normed = rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.norm_eps)
+        normed = norm(model, prefix + "post_attention_layernorm", x)
         if config.moe_layers[n]:
             out, routing = mixture(model, n, normed)
             routings.append(routing)
         else:
             out = gated_ffn(model, ffn_names(prefix + "mlp."), normed)
         x = x + config.residual_scale * out
-    x = rms_norm(x, weights["model.norm.weight"], config.norm_eps)
+    x = norm(model, "model.norm", x)
     logits = linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x)
-    return logits * config.logit_scale, routings
+    return logits * config.logit_scale + weights.get("lm_head.bias", 0.0), routings
 
 
 def greedy(model: Checkpoint, ids: Sequence[int], n_new: int) -> list[int]:

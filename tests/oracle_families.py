@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2")
+FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe")
 CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
 
 
 def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Nothing for other families."""
-    readers = {"granitemoe": _granitemoe, "ernie4_5_moe": _ernie4_5_moe, "minimax_m2": _minimax_m2}
+    readers = {
+        "granitemoe": _granitemoe,
+        "ernie4_5_moe": _ernie4_5_moe,
+        "minimax_m2": _minimax_m2,
+        "phimoe": _phimoe,
+    }
     family = raw["model_type"]
     return readers[family](raw, head_dim) if family in readers else {}
 
@@ -49,3 +54,12 @@ def _ernie4_5_moe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
 
 def _minimax_m2(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
     return {"qk_norm": "full", "sigmoid": True, "renormalise": True}
+
+
+def _phimoe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {
+        "norm_eps": raw["rms_norm_eps"],
+        "near": 2 * raw["router_jitter_noise"],
+        "layer_norm": True,
+        "head_bias": raw["lm_head_bias"],
+    }

@@ -36,6 +36,7 @@ THETA = {
     "gpt_oss": 150000.0,
     "ernie4_5_moe": 500000.0,
     "minimax_m2": 5e6,
+    "phimoe": 1e6,
 }  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -83,6 +84,9 @@ class Config:
     embed_scale: float = 1.0  # multiplies embeddings
     residual_scale: float = 1.0  # multiplies what a block adds to the residual stream
     logit_scale: float = 1.0
+    layer_norm: bool = False  # norms of the residual stream take the mean off and have a bias
+    head_bias: bool = False  # logits have a bias
+    near: float = 0.0  # experts one after the other, each by a softmax over logits so near; 0: off
     neighbours: bool = False  # neighbours rotate together, not elements half apart
     softmax_bias: bool = False  # chosen with a bias, though scores are a softmax
     norm_min: float = 0.0  # chosen weights are divided by no less
@@ -246,10 +250,12 @@ def read_config(raw: dict[str, Any]) -> Config:
 def expected_names(config: Config) -> tuple[list[str], list[str]]:
     """(matrices that a weight type may round, tensors that stay f32), by Hugging Face name."""
     matrices = ["model.embed_tokens.weight"] + ([] if config.tied else ["lm_head.weight"])
-    exact = ["model.norm.weight"]
+    kinds = ("weight", "bias") if config.layer_norm else ("weight",)
+    exact = [f"model.norm.{kind}" for kind in kinds] + (["lm_head.bias"] if config.head_bias else [])
     for n in range(config.n_layers):
         layer, attn = f"model.layers.{n}.", f"model.layers.{n}.self_attn."
-        exact += [layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight"]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            exact += [f"{layer}{name}.{kind}" for kind in kinds]
         names = ["q", "k", "v", "o"]
         if config.latent:
             exact += [attn + "kv_a_layernorm.weight"] + (

@@ -42,6 +42,7 @@ MODELS = (
     "qwen2_moe_window",
     "gpt_oss_odd",
     "granitemoe_odd",
+    "phimoe",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
 )

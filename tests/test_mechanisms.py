@@ -37,7 +37,11 @@ RULES: dict[str, dict[str, Any]] = {
     "a clamped activation": {"ffn_limit": 1.5, "ffn_alpha": 1.702, "ffn_up_offset": 1.0},
     "a scale of embeddings": {"embed_scale": 12.0},
     "a scale of what layers add": {"residual_scale": 0.22},
+    "norms with a mean and a bias": {"layer_norm": 1},
+    "logits with a bias": {"output_bias": 1},
     "all of them": {
+        "layer_norm": 1,
+        "output_bias": 1,
         "embed_scale": 0.5,
         "residual_scale": 3.0,
         "attn_sinks": 1,
@@ -86,8 +90,11 @@ class File:
         return found
 
     def norm(self, x: Array, name: str) -> Array:
+        if self.config["layer_norm"]:
+            x = x - x.mean(axis=-1, keepdims=True)
         mean = np.mean(x * x, axis=-1, keepdims=True)
-        return x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
+        normed = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
+        return normed + self.vector(name + "_bias")
 
 
 def attention(file: File, at: str, x: Array, window: int) -> Array:
@@ -150,7 +157,7 @@ def forward(path: Path, ids: npt.ArrayLike) -> Array:
         else:
             parts = [file.matrices(f"{at}ffn_{part}")[0] for part in ("gate", "up", "down")]
             x = x + added * gated(file, normed, parts)
-    return file.norm(x, "output_norm") @ file.matrices("output")[0].T
+    return file.norm(x, "output_norm") @ file.matrices("output")[0].T + file.vector("output_bias")
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -207,6 +207,10 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
         },
     ),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2},
+    ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 

@@ -43,6 +43,7 @@ class Decoder(NamedTuple):
     extra_layers: int = 0
     cuts: Mapping[str, Cut] = {}
     ignored: tuple[str, ...] = ()  # tensors of other purposes begin so
+    made: Mapping[str, npt.NDArray[np.float32]] = {}  # entries that have no source
     affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     all_dim_scale: float = 1.0  # of rope.py's Rope
 

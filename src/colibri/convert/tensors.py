@@ -35,13 +35,13 @@ def resolve(
     found: dict[str, tuple[View, ...]] = {}
     missing: list[str] = []
     for entry in entries:
-        if entry.name == "rope_inv_freq":  # made from config.json
+        pattern, head = pattern_of(entry.name)
+        if pattern in decoder.made:
             continue
         if entry.kind == "expert":
             assert family.EXPERTS is not None
             views = _expert(tensors, family.EXPERTS, entry, config["n_experts"], missing)
         else:
-            pattern, head = _pattern(entry.name)
             sources = _sources(family, pattern, entry.name, tied)
             layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(layer[1])] if layer else 1
@@ -73,7 +73,7 @@ def resolve(
     return found, ignored
 
 
-def _pattern(name: str) -> tuple[str, int]:
+def pattern_of(name: str) -> tuple[str, int]:
     """The name with {N} for the layer and {H} for the head, and that head."""
     layer, head = _LAYER.match(name), _HEAD.search(name)
     pattern = name.replace(layer[0], "layers.{N}.", 1) if layer else name

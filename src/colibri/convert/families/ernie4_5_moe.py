@@ -1,5 +1,5 @@
-"""ERNIE 4.5 MoE: softmax scores chosen with a bias, weights divided by their sum; ungated shared experts; RoPE
-over pairs of neighbours.
+"""ERNIE 4.5 MoE: softmax scores chosen with a bias, divided by their sum; ungated shared experts; RoPE over
+pairs of neighbours.
 
 Owns: the keys and tensor names of model_type "ernie4_5_moe". Defaults: Ernie4_5_MoeConfig of Transformers
 5.24, which ignores moe_capacity at inference. Refuses: biases, other gates, and what decoder.py and keys.py

@@ -1,5 +1,5 @@
-"""MiniMax-M2: q/k norm over the full projection, a part of each head rotates; sigmoid scores chosen with a bias,
-weights divided by their sum; experts named w1 (gate), w3 (up), w2 (down).
+"""MiniMax-M2: q/k norm over the full projection, a part of each head rotates; sigmoid scores chosen with a
+bias, divided by their sum; experts named w1 (gate), w3 (up), w2 (down).
 
 Owns: the keys and tensor names of model_type "minimax_m2". Defaults: MiniMaxM2Config of Transformers 5.24.
 Refuses: linear attention, shared experts, and what decoder.py and keys.py refuse.
