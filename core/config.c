@@ -31,6 +31,7 @@ struct field {
 
 static const struct field FIELDS[] = {CONFIG_FIELDS(FIELD_OF_INT, FIELD_OF_INT, FIELD_OF_LAYER, FIELD_OF_FLOAT)};
 enum { N_FIELDS = sizeof FIELDS / sizeof FIELDS[0] };
+_Static_assert(N_FIELDS <= 64, "fields that were seen are bits of one word");
 
 #undef REQUIRED
 #define DEFAULT_OF(def) DEFAULT_TEXT(def)
@@ -183,10 +184,24 @@ static const char *group_fault(const struct config *c)
     return NULL;
 }
 
+static const char *rope_fault(const struct config *c)
+{
+    for (int32_t layer = 0; layer < c->n_layers; layer++) {
+        if (c->rope_set[layer] == 2 ? c->kv_latent_dim > 0 : c->rope_set[layer] >= c->rope_sets) {
+            return "a layer's rope_set does not fit rope_sets or kv_latent_dim";
+        }
+    }
+    return NULL;
+}
+
 static const char *router_fault(const struct config *c)
 {
     if (c->router_near > 0 && (c->router_score || c->router_bias || c->n_expert_groups)) {
         return "router_near goes without router_score, router_bias and n_expert_groups";
+    }
+    if (c->router_score == 2 && (c->router_bias || c->n_expert_groups)) return "router_score 2 goes without router_bias and n_expert_groups";
+    if (c->router_on_input && (c->expert_bias || c->ffn_limit > 0 || c->ffn_up_offset != 0)) {
+        return "router_on_input goes without expert_bias, ffn_limit and ffn_up_offset";
     }
     return group_fault(c);
 }
@@ -221,7 +236,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = router_fault(config)) == NULL) fault = latent_fault(config);
+    else if ((fault = rope_fault(config)) == NULL && (fault = router_fault(config)) == NULL) fault = latent_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

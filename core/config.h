@@ -23,6 +23,9 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(value_dim, 0, 1024, 0, "with it: width of a head's value; 0 without it")                                      \
     FLOAT(latent_norm_eps, 0, 1, 0, "epsilon of the RMSNorm of the latents")                                          \
     INT(rope_dim, 0, 1024, REQUIRED, "leading elements of a head that are rotated, even; 0: none")                    \
+    INT(rope_sets, 1, 2, 1, "sets of frequencies that layers choose from")                                            \
+    LAYER(rope_set, 0, 2, 0, "the layer's set of frequencies: 0, 1; 2: none, q and k are not rotated")                \
+    INT(temperature_step, 0, 1073741824, 0, "positions that share a factor of q in layers that do not rotate; 0: off") \
     FLOAT(rope_scale, 0.0001, 10000, 1, "multiplies cos and sin")                                                     \
     INT(context_length, 1, 1073741824, REQUIRED, "positions the model was trained for")                               \
     FLOAT(norm_eps, 0, 1, REQUIRED, "epsilon of every RMSNorm")                                                       \
@@ -31,10 +34,11 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     FLOAT(residual_scale, 0.0001, 10000, 1, "multiplies what attention and feed-forward add to the residual stream")  \
     FLOAT(attn_scale, 0.0000001, 1000, REQUIRED, "multiplies q.k before the softmax")                                 \
     FLOAT(qkv_clip, 0, 1000000, 0, "clamps q, k and v to +- this before RoPE; 0: off")                                 \
-    INT(qk_norm, 0, 2, 0, "RMSNorm of q and k before RoPE: 1 per head, 2 over the full projection; 0: off")           \
+    INT(qk_norm, 0, 3, 0, "RMSNorm of q and k before RoPE: 1 per head, 2 of all, 3 per head in layers that rotate")   \
     INT(attn_qkv_bias, 0, 1, 0, "1: q, k and v have biases")                                                          \
     INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \
     LAYER(window, 0, 1073741824, 0, "keys a query of the layer sees, itself the last of them; 0: all before it")      \
+    INT(window_aligned, 0, 1, 0, "1: windows do not slide: a query sees keys from the last multiple of window on")    \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
     INT(output_bias, 0, 1, 0, "1: logits have a bias")                                                                \
@@ -42,7 +46,8 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \
     INT(n_experts_used, 0, 256, 0, "experts chosen per token")                                                        \
     INT(n_ff_expert, 0, 1048576, 0, "width of a routed expert")                                                       \
-    INT(router_score, 0, 1, 0, "what gate logits become: 0 softmax over all experts, 1 sigmoid")                      \
+    INT(router_score, 0, 2, 0, "what gate logits become: 0 softmax over all experts, 1, 2 sigmoid; 2: chosen before") \
+    INT(router_on_input, 0, 1, 0, "1: weights multiply what experts read, not what they say")                         \
     FLOAT(router_near, 0, 1000, 0, "experts are chosen in turn, weights are a softmax over logits this near; 0: off") \
     INT(router_logit_bias, 0, 1, 0, "1: gate logits have a bias")                                                     \
     INT(router_bias, 0, 1, 0, "1: a bias vector is added to the scores, for the choice only")                         \

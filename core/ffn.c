@@ -35,7 +35,9 @@ static void activate(const struct ffn_list *list, const struct ffn_group *group,
         c->kernels->add(gate, layer->gate_bias + at, count);
         c->kernels->add(up, layer->up_bias + at, count);
     }
-    c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, c->config->ffn_alpha, c->config->ffn_up_offset);
+    /* An input times w makes gate and up w times as large: their product is w^2 gate up sigmoid(w alpha gate). */
+    const float scale = group->expert >= 0 && c->config->router_on_input ? c->slot_weights[slot] : 1;
+    c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, scale * c->config->ffn_alpha, c->config->ffn_up_offset);
     if (type_reads_q8(group->weights->down.type)) {
         c->kernels->quantize(gate, group->weights->gate.rows, from / Q8_GROUP, (count + Q8_GROUP - 1) / Q8_GROUP,
                              c->inner.q8 + slot * c->inner.q8_bytes);
@@ -85,8 +87,8 @@ static void combine(const struct chunk *c, int32_t row, const float *outputs, in
     const size_t pair = (size_t)row * (size_t)used;
     float sum[STEP_MAX * PANEL_ROWS] = {0};
     for (int32_t i = 0; i < used; i++) {
-        c->kernels->add_scaled(sum, outputs + (size_t)c->slots[pair + (size_t)i] * (size_t)width,
-                               c->expert_weights[pair + (size_t)i], count);
+        const float weight = c->expert_weights[pair + (size_t)i], scale = c->config->router_on_input ? weight * weight : weight;
+        c->kernels->add_scaled(sum, outputs + (size_t)c->slots[pair + (size_t)i] * (size_t)width, scale, count);
     }
     if (c->config->n_ff_shared > 0) {
         const size_t slot = (size_t)c->n * (size_t)used + (size_t)row;

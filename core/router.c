@@ -66,6 +66,7 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
     memcpy(scores, logits, (size_t)n_experts * sizeof *logits);
     if (config->router_score == 0) c->kernels->softmax(scores, n_experts);
     else for (int32_t e = 0; e < n_experts; e++) scores[e] = sigmoid(c, logits[e]);
+    if (config->router_score == 2) choice = memcpy(biased, logits, (size_t)n_experts * sizeof *logits); /* sigmoids tie at 1 */
     if (bias != NULL) {
         choice = memcpy(biased, scores, (size_t)n_experts * sizeof *scores);
         c->kernels->add(choice, bias, n_experts);
@@ -120,6 +121,7 @@ static void group_rows(struct chunk *c, const struct layer *weights)
         const int32_t slot = first[c->experts[i]]++;
         c->slots[i] = slot;
         c->slot_rows[slot] = i / c->config->n_experts_used;
+        c->slot_weights[slot] = c->expert_weights[i];
     }
     if (c->config->n_ff_shared > 0) c->groups[c->n_groups++] = (struct ffn_group){&weights->shared, NULL, c->n, pairs, -1};
 }

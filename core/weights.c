@@ -160,9 +160,9 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct lay
         TRY(bind_vector(b, "attn_k_bias", kv_rows, &layer->k_bias));
         TRY(bind_vector(b, "attn_v_bias", kv_rows, &layer->v_bias));
     }
-    if (c->qk_norm) {
-        TRY(bind_vector(b, "attn_q_norm", c->qk_norm == 1 ? c->head_dim : q_rows, &layer->q_norm));
-        TRY(bind_vector(b, "attn_k_norm", c->qk_norm == 1 ? c->head_dim : kv_rows, &layer->k_norm));
+    if (c->qk_norm && (c->qk_norm != 3 || c->rope_set[b->layer] != 2)) {
+        TRY(bind_vector(b, "attn_q_norm", c->qk_norm != 2 ? c->head_dim : q_rows, &layer->q_norm));
+        TRY(bind_vector(b, "attn_k_norm", c->qk_norm != 2 ? c->head_dim : kv_rows, &layer->k_norm));
     }
     return COLIBRI_OK;
 }
@@ -234,7 +234,10 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     if (!c->tied_output) TRY(bind_matrix(&b, "output", c->n_vocab, c->n_embd, &model->output));
     if (c->output_bias) TRY(bind_vector(&b, "output_bias", c->n_vocab, &model->output_bias));
     TRY(bind_norm(&b, "output_norm", c, &model->output_norm, &model->output_norm_bias));
-    if (c->rope_dim > 0) TRY(bind_vector(&b, "rope_inv_freq", c->rope_dim / 2, &model->rope_inv_freq));
+    if (c->rope_dim > 0) TRY(bind_vector(&b, "rope_inv_freq", c->rope_sets * (c->rope_dim / 2), &model->rope_inv_freq));
+    if (c->temperature_step > 0) {
+        TRY(bind_vector(&b, "attn_temperature", c->context_length / c->temperature_step + 1, &model->attn_temperature));
+    }
     struct ffn_weights *experts = model->experts;
     for (b.layer = 0; b.layer < c->n_layers; b.layer++) {
         TRY(bind_layer(&b, c, c->n_experts[b.layer], &model->layers[b.layer], experts));

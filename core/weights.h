@@ -46,7 +46,8 @@ struct colibri_model {
     colibri_model_info info;
     struct matrix embedding, output;            /* [n_vocab, n_embd], the same one if tied */
     const float *output_norm, *output_norm_bias; /* [n_embd] as attn_norm */
-    const float *output_bias, *rope_inv_freq;   /* [n_vocab], NULL: none; [rope_dim / 2] */
+    const float *output_bias, *rope_inv_freq;   /* [n_vocab], NULL: none; [rope_sets x rope_dim / 2] */
+    const float *attn_temperature;              /* [context_length / temperature_step + 1] what q is multiplied by, less 1 */
     struct layer *layers;                       /* [n_layers] */
     bool down_reads_f32;                        /* some down is neither q8 nor q4 */
     struct ffn_weights *experts;                /* of all layers */

@@ -141,9 +141,49 @@ def phimoe(
     return write(path, config, experts, n_ff, n_ff, qkv_bias=qkv_bias, out_bias=qkv_bias, **options)
 
 
+def llama4_text(
+    path: str | Path,
+    *,
+    n_layers: int = 4,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 16,
+    n_ff: int = 96,
+    n_ff_expert: int = 48,
+    n_experts: int = 4,
+    n_experts_used: int = 1,
+    step: int = 2,
+    qk_norm: bool = True,
+    chunk: int = 24,
+    **options: Any,
+) -> Path:
+    """Every third layer sees all and does not rotate; every step-th one has experts."""
+    config = base_config("llama4_text", "Llama4ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    config |= {
+        "intermediate_size": n_ff_expert,
+        "intermediate_size_mlp": n_ff,
+        "num_local_experts": n_experts,
+        "num_experts_per_tok": n_experts_used,
+        "interleave_moe_layer_step": step,
+        "no_rope_layers": [int((n + 1) % 3 != 0) for n in range(n_layers)],
+        "attention_chunk_size": chunk,
+        "use_qk_norm": qk_norm,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8,
+        "attn_scale": 0.3,
+        "attention_bias": False,
+        "rms_norm_eps": 1e-5,
+    }
+    experts = [0 if (n + 1) % step else n_experts for n in range(n_layers)]
+    options = {"experts": "stacked_transposed", **options}
+    return write(path, config, experts, n_ff, n_ff_expert, n_ff_shared=n_ff_expert, **options)
+
+
 FAMILIES: dict[str, Callable[..., Path]] = {
     "granitemoe": granitemoe,
     "ernie4_5_moe": ernie4_5_moe,
     "minimax_m2": minimax_m2,
     "phimoe": phimoe,
+    "llama4_text": llama4_text,
 }

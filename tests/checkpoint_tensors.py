@@ -79,7 +79,8 @@ def shapes_of(
             shapes |= _gated(f"{at}.mlp.shared_experts", n_ff_shared, hidden)
         elif n_ff_shared:
             shapes |= _gated(f"{at}.mlp.shared_expert", n_ff_shared, hidden)
-            shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
+            if config["model_type"] != "llama4_text":
+                shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
     if config["model_type"] == "phimoe":
         norms = [name for name in shapes if name.endswith("layernorm.weight")] + ["model.norm.weight"]
         shapes |= {name.replace("weight", "bias"): (hidden,) for name in norms}

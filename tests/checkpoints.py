@@ -10,7 +10,7 @@ Refuses: nothing; it is meant to write broken checkpoints too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -383,7 +383,7 @@ def _placed(n_layers: int, n_experts: int, mlp_only_layers: Sequence[int], step:
     return [0 if layer in mlp_only_layers or (layer + 1) % step else n_experts for layer in range(n_layers)]
 
 
-FAMILIES = {
+FIRST: dict[str, Callable[..., Path]] = {  # their tensors are named and used alike
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
@@ -393,10 +393,10 @@ FAMILIES = {
     "glm4_moe": glm4_moe,
     "dots1": dots1,
     "gpt_oss": gpt_oss,
-    **checkpoint_makers.FAMILIES,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
 }
+FAMILIES = FIRST | checkpoint_makers.FAMILIES
 __all__ = ["EXPERT_LAYOUTS", "SPECIAL_TOKENS", "TEMPLATE", "tokenizer_json", *FAMILIES]
 
 

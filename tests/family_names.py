@@ -37,9 +37,10 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".up_proj.", ".w3."),
         (".down_proj.", ".w2."),
     ),
+    "llama4_text": ((".mlp.gate.weight", ".mlp.router.weight"), (".mlp.", ".feed_forward.")),
 }
 # Families that keep all experts of a layer in two tensors, and whether those lie as [cols, rows].
-STACKED: dict[str, bool] = {"granitemoe": False}
+STACKED: dict[str, bool] = {"granitemoe": False, "llama4_text": True}
 
 
 def released(family: str, tensors: Mapping[str, Array]) -> dict[str, Array]:

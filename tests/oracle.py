@@ -54,7 +54,6 @@ __all__ = [
     "expected_names",
     "expert_names",
     "ffn_names",
-    "moe_prefix",
     "read_config",
     "read_safetensors",
     "rope_frequencies",
@@ -185,12 +184,20 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
         return y
 
-    q = turn(config, project("q", config.n_heads))
-    k = turn(config, project("k", config.n_kv_heads))
+    rotates = not config.rotates or config.rotates[layer]
+    q, k = project("q", config.n_heads), project("k", config.n_kv_heads)
+    if rotates:
+        q, k = turn(config, q), turn(config, k)
+    if rotates and config.qk_norm == "after":
+        q, k = (rms_norm(y, np.ones(config.head_dim), config.norm_eps) for y in (q, k))
+    if config.temperature and not rotates:
+        step, strength = config.temperature
+        q = q * (1 + strength * np.log1p(np.floor((np.arange(n) + 1) / step)))[:, None, None]
     v = project("v", config.n_kv_heads)
     group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
     query, key = np.indices((n, n))
-    hidden = (key > query) | (key <= query - (config.windows[layer] or n))
+    window = config.windows[layer] or n
+    hidden = (key > query) | (key < query // window * window if config.aligned else key <= query - window)
     out = np.empty_like(q)
     for h in range(config.n_heads):
         scores = q[:, h] @ k[:, h // group].T * config.attn_scale  # [n, n]
@@ -237,15 +244,16 @@ def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
     return linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
 
 
-def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
-    """down(SiLU(gate x) * up x). x [n, d]; names of gate [f, d], up [f, d], down [d, f]."""
+def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array, scale: Array | float = 1.0) -> Array:
+    """down(SiLU(gate x) * up x). x [n, d], times a scale [n, 1]; names of gate and up [f, d], down [d, f].
+    What a weight type rounds is x without the scale."""
     gate, up, down = names
     if model.config.gpt_oss:
         g, u = (linear(model, n, x) + model.weights[n.replace("weight", "bias")] for n in (gate, up))
         g, u = np.minimum(g, model.config.clamp), np.clip(u, -model.config.clamp, model.config.clamp)
         inner = (u + 1) * g / (1 + np.exp(-1.702 * g))
         return linear(model, down, inner) + model.weights[down.replace("weight", "bias")]
-    return linear(model, down, silu(linear(model, gate, x)) * linear(model, up, x))
+    return linear(model, down, silu(scale * linear(model, gate, x)) * scale * linear(model, up, x))
 
 
 def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) -> Routing:
@@ -254,7 +262,7 @@ def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) 
     if config.near:
         return choose_in_turn(config, layer, logits)
     scores = 1 / (1 + np.exp(-logits)) if config.sigmoid else softmax(logits)  # [n, E]
-    choice = scores + bias
+    choice = (logits if config.on_input else scores) + bias
     if config.groups[0] > config.groups[1]:
         members = choice.reshape(len(choice), config.groups[0], -1)  # [n, groups, experts of a group]
         worth = np.sort(members, axis=-1)[..., -2 if config.sigmoid else -1 :].sum(axis=-1)
@@ -290,7 +298,7 @@ def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
     """An expert that every token visits, scaled by the sigmoid of its own one-row router if it has one."""
     prefix = f"model.layers.{layer}.mlp."
     out = gated_ffn(model, ffn_names(f"{prefix}{model.config.shared}."), x)
-    if model.config.shared != "shared_expert":
+    if model.config.shared != "shared_expert" or not model.config.shared_gate:
         return out
     gate = 1 / (1 + np.exp(-(x @ model.weights[prefix + "shared_expert_gate.weight"].T)))  # [n, 1]
     return np.asarray(gate * out)
@@ -307,8 +315,11 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     for expert in range(config.n_experts):
         rows, slots = np.nonzero(routing.experts == expert)
         if len(rows):
-            out = gated_ffn(model, expert_names(config, layer, expert), x[rows])
-            y[rows] += routing.weights[rows, slots, None] * out
+            weights, names = routing.weights[rows, slots, None], expert_names(config, layer, expert)
+            if config.on_input:
+                y[rows] += gated_ffn(model, names, x[rows], weights)
+            else:
+                y[rows] += weights * gated_ffn(model, names, x[rows])
     return (y + shared_expert(model, layer, x) if config.shared else y), routing
 
 

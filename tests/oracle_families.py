@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe")
+FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text")
 CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
 
 
@@ -19,6 +19,7 @@ def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "ernie4_5_moe": _ernie4_5_moe,
         "minimax_m2": _minimax_m2,
         "phimoe": _phimoe,
+        "llama4_text": _llama4_text,
     }
     family = raw["model_type"]
     return readers[family](raw, head_dim) if family in readers else {}
@@ -45,7 +46,7 @@ def _ernie4_5_moe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         ),
         "n_experts": raw["moe_num_experts"],
         "n_experts_used": raw["moe_k"],
-        "softmax_bias": True,
+        "biased": True,
         "renormalise": True,
         "norm_min": raw["moe_norm_min"],
         "shared": "shared_experts" if raw["moe_num_shared_experts"] else "",
@@ -53,7 +54,7 @@ def _ernie4_5_moe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
 
 
 def _minimax_m2(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    return {"qk_norm": "full", "sigmoid": True, "renormalise": True}
+    return {"qk_norm": "full", "sigmoid": True, "biased": True, "renormalise": True}
 
 
 def _phimoe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
@@ -62,4 +63,27 @@ def _phimoe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "near": 2 * raw["router_jitter_noise"],
         "layer_norm": True,
         "head_bias": raw["lm_head_bias"],
+    }
+
+
+def _llama4_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    n = raw["num_hidden_layers"]
+    rotates = tuple(flag == 1 for flag in raw["no_rope_layers"])
+    chunks = raw["attention_chunk_size"]
+    step = raw["interleave_moe_layer_step"]
+    return {
+        "norm_eps": raw["rms_norm_eps"],
+        "neighbours": True,
+        "rotates": rotates,
+        "windows": tuple(chunks if one else 0 for one in rotates),
+        "aligned": True,
+        "temperature": (raw["floor_scale"], raw["attn_scale"]) if raw["attn_temperature_tuning"] else (),
+        "qk_norm": "after" if raw["use_qk_norm"] else "none",
+        "moe_layers": tuple((layer + 1) % step == 0 for layer in range(n)),
+        "on_input": True,
+        "sigmoid": True,
+        "biased": False,
+        "renormalise": False,
+        "shared": "shared_expert",
+        "shared_gate": False,
     }

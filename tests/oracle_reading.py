@@ -37,6 +37,7 @@ THETA = {
     "ernie4_5_moe": 500000.0,
     "minimax_m2": 5e6,
     "phimoe": 1e6,
+    "llama4_text": 500000.0,
 }  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -88,7 +89,12 @@ class Config:
     head_bias: bool = False  # logits have a bias
     near: float = 0.0  # experts one after the other, each by a softmax over logits so near; 0: off
     neighbours: bool = False  # neighbours rotate together, not elements half apart
-    softmax_bias: bool = False  # chosen with a bias, though scores are a softmax
+    biased: bool = False  # chosen with a bias
+    rotates: tuple[bool, ...] = ()  # layers with RoPE; (): all
+    aligned: bool = False  # windows are blocks of positions, they do not slide
+    temperature: tuple[float, ...] = ()  # positions that share a factor of q, and its strength; (): off
+    on_input: bool = False  # weights multiply what experts read
+    shared_gate: bool = True  # of a block called shared_expert
     norm_min: float = 0.0  # chosen weights are divided by no less
 
 
@@ -230,6 +236,7 @@ def read_config(raw: dict[str, Any]) -> Config:
         renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", False)),
         shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
         sigmoid=grouped and family != "deepseek_v2",
+        biased=grouped and family != "deepseek_v2",
         groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1)
         if raw.get("topk_method", "") != "greedy"
         else (1, 1),
@@ -268,7 +275,7 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
         exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
         exact += [attn + "o_proj.bias"] if config.out_bias else []
         exact += [attn + "sinks"] if config.gpt_oss else []
-        exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
+        exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm in ("head", "full")]
         if config.moe_layers[n]:
             exact.append(router_name(config, n) + "weight")
             exact += [router_name(config, n) + "bias"] if config.gpt_oss else []
@@ -276,10 +283,10 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
                 of_expert = expert_names(config, n, e)
                 matrices += of_expert
                 exact += [name.replace("weight", "bias") for name in of_expert if config.gpt_oss]
-            biased = config.sigmoid or config.softmax_bias
-            exact += [layer + "mlp.gate.e_score_correction_bias"] if biased else []
+            exact += [layer + "mlp.gate.e_score_correction_bias"] if config.biased else []
             if config.shared:
-                exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
+                gated = config.shared == "shared_expert" and config.shared_gate
+                exact += [layer + "mlp.shared_expert_gate.weight"] if gated else []
                 matrices += ffn_names(f"{layer}mlp.{config.shared}.")
         else:
             matrices += ffn_names(layer + "mlp.")

@@ -43,6 +43,7 @@ MODELS = (
     "gpt_oss_odd",
     "granitemoe_odd",
     "phimoe",
+    "llama4_text_odd",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
 )

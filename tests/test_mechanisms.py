@@ -35,6 +35,9 @@ RULES: dict[str, dict[str, Any]] = {
     "experts with biases": {"expert_bias": 1},
     "a limit alone": {"ffn_limit": 0.6},
     "a clamped activation": {"ffn_limit": 1.5, "ffn_alpha": 1.702, "ffn_up_offset": 1.0},
+    "aligned windows": {"window": [20, 150], "window_aligned": 1},
+    "queries scaled by position": {"temperature_step": 50, "rope_set": [2, 0]},
+    "weights on what experts read": {"router_score": 2, "router_on_input": 1, "router_norm": 0},
     "a scale of embeddings": {"embed_scale": 12.0},
     "a scale of what layers add": {"residual_scale": 0.22},
     "norms with a mean and a bias": {"layer_norm": 1},
@@ -106,7 +109,10 @@ def attention(file: File, at: str, x: Array, window: int) -> Array:
     sinks, group = file.vector(at + "attn_sinks", -np.inf), config["n_heads"] // config["n_kv_heads"]
     out = np.empty_like(q)
     query, key = np.indices((n, n))
-    seen = (key <= query) & (key > query - (window or n))
+    first = query // (window or n) * window if config["window_aligned"] else query + 1 - (window or n)
+    seen = (key <= query) & (key >= first)
+    if (step := config["temperature_step"]) and config["rope_set"][int(at.split(".")[1])] == 2:
+        q = q * (1 + file.vector("attn_temperature")[(np.arange(n) + 1) // step])[:, None, None]
     for head in range(config["n_heads"]):
         scores = q[:, head] @ k[:, head // group].T * config["attn_scale"]
         weights = np.exp(np.where(seen, scores, -np.inf))
@@ -133,13 +139,20 @@ def experts(file: File, at: str, x: Array) -> Array:
     for row in range(len(x)):
         best = np.argsort(-logits[row], kind="stable")[: config["n_experts_used"]]
         weights = np.exp(logits[row, best] - logits[row].max())
-        for expert, weight in zip(best, weights / weights.sum(), strict=True):
+        weights /= weights.sum()
+        if config["router_score"] == 2:
+            weights = 1 / (1 + np.exp(-logits[row, best]))
+        for expert, weight in zip(best, weights, strict=True):
             biases = [
                 file.vector(f"{at}experts_{part}_bias").reshape(-1, width)[expert]
                 for part, width in widths
                 if config["expert_bias"]
             ]
-            y[row] += weight * gated(file, x[row], file.matrices(f"{at}experts.{expert}"), biases)
+            parts = file.matrices(f"{at}experts.{expert}")
+            if config["router_on_input"]:
+                y[row] += gated(file, weight * x[row], parts)
+            else:
+                y[row] += weight * gated(file, x[row], parts, biases)
     return y
 
 

@@ -34,6 +34,7 @@ RULES: dict[str, dict[str, Any]] = {
     "softmax, groups by their best": GROUPS_V2 | {"router_scale": 16.0},
     "softmax, groups by two": GROUPS_V3 | {"router_norm": 1},
     "softmax, norm by no less": {"router_norm": 1, "router_norm_min": 0.8},
+    "sigmoid, chosen before": {"router_score": 2, "router_norm": 1},
     "in turn, near logits": {"router_near": 0.6},
     "in turn, all logits": {"router_near": 900.0},
     "sigmoid": {"router_score": 1},
@@ -100,7 +101,7 @@ def choose(
     else:
         scores = np.exp(logits - logits.max())
         scores /= scores.sum()
-    choice = scores + bias
+    choice = (logits if rule.get("router_score") == 2 else scores) + bias
     if groups := rule.get("n_expert_groups"):
         by_two = rule.get("group_score", 0)
         members = choice.reshape(groups, -1)
@@ -155,6 +156,17 @@ def test_sigmoids_that_vanish_together_are_not_blown_up_by_the_norm(tmp_path: Pa
     assert low.sum() > 5 and rows.weights[low].max() < 1e-15
 
 
+@pytest.mark.parametrize(("score", "best"), [(1, False), (2, True)])
+def test_saturated_sigmoids_are_told_apart_by_their_logits(score: int, best: bool, tmp_path: Path) -> None:
+    """Logits of thousands: all sigmoids are 0 or 1. With score 1 the lowest numbers win among equals."""
+    router = np.random.default_rng(3).standard_normal((N_EXPERTS, 24)) * 1000
+    path = write(tmp_path / "m.colibri", {"router_score": score}, router)
+    with engine(path) as run:
+        rows = run.routing(range(40))[1]
+    expected = np.argsort(-rows.logits, axis=1, kind="stable")[:, :USED]
+    assert (rows.experts == expected).all() == best
+
+
 @pytest.mark.parametrize(
     ("config", "fault"),
     [
@@ -168,6 +180,12 @@ def test_sigmoids_that_vanish_together_are_not_blown_up_by_the_norm(tmp_path: Pa
         (GROUPS_V3 | {"n_expert_groups": 12, "n_groups_used": 5}, "groups of two experts"),
         (GROUPS_V2 | {"router_bias": 1}, "router_bias needs group_score 1"),
         (GROUPS_V2 | {"router_near": 0.1}, "router_near goes without"),
+        (GROUPS_V2 | {"router_score": 2}, "router_score 2 goes without"),
+        ({"router_bias": 1, "router_score": 2}, "router_score 2 goes without"),
+        ({"router_on_input": 1, "expert_bias": 1}, "router_on_input goes without"),
+        ({"router_on_input": 1, "ffn_limit": 1.0}, "router_on_input goes without"),
+        ({"router_on_input": 1, "ffn_up_offset": 1.0}, "router_on_input goes without"),
+        ({"rope_set": [1, 0]}, "a layer's rope_set"),
         ({"router_near": 0.1, "router_score": 1}, "router_near goes without"),
         ({"router_near": 0.1, "router_bias": 1}, "router_near goes without"),
     ],

@@ -41,16 +41,17 @@ def reference(directory: Path, ids: list[int]) -> tuple[Float32, dict[str, npt.N
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.train(False)
-    seen: list[tuple[Any, Any, Any]] = []
+    k = getattr(model.config, "num_experts_per_tok", 0)
+    seen: list[tuple[Any, ...]] = []
     hooks = [
         module.register_forward_hook(lambda _module, _args, out: seen.append(out))
         for module in model.modules()
-        if type(module).__name__.lower().endswith("topkrouter")
+        if type(module).__name__.endswith(("TopKRouter", "TopkRouter", "4Router"))
     ]
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
         routing = {
-            key: np.stack([out[i].numpy() for out in seen])
+            key: np.stack([decided(out, k)[i].numpy() for out in seen])
             for i, key in enumerate(("logits", "weights", "experts"))
             if seen
         }
@@ -61,6 +62,14 @@ def reference(directory: Path, ids: list[int]) -> tuple[Float32, dict[str, npt.N
             last = model(torch.tensor([ids + tokens]), use_cache=False).logits[0, -1]
             tokens.append(int(last.argmax()))
     return logits, routing, tokens
+
+
+def decided(out: tuple[Any, ...], k: int) -> tuple[Any, ...]:
+    """(gate logits, weights, experts) of a router; one kind returns (weights of all experts, gate logits)."""
+    if len(out) == 3:
+        return out
+    weights, experts = out[0].topk(k)
+    return out[1], weights, experts
 
 
 def faults(variant: Variant, directory: Path, logits: Float32, tokens: list[int]) -> list[str]:

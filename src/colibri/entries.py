@@ -142,16 +142,16 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         for head in range(n_heads):
             yield matrix(f"{at}attn_v_up.{head}", config["value_dim"], kv_latent)
 
-    def grouped(at: str) -> Iterator[Entry]:
+    def grouped(at: str, layer: int) -> Iterator[Entry]:
         projections = (("q", n_q), ("k", n_kv), ("v", n_kv))
         for part, rows in projections:
             yield matrix(f"{at}attn_{part}", rows, n_embd)
         if config["attn_qkv_bias"]:
             for part, rows in projections:
                 yield vector(f"{at}attn_{part}_bias", rows)
-        if config["qk_norm"]:
+        if config["qk_norm"] and (config["qk_norm"] != 3 or config["rope_set"][layer] != 2):
             for part, rows in projections[:2]:
-                yield vector(f"{at}attn_{part}_norm", head_dim if config["qk_norm"] == 1 else rows)
+                yield vector(f"{at}attn_{part}_norm", rows if config["qk_norm"] == 2 else head_dim)
 
     def gated(at: str, width: int) -> Iterator[Entry]:
         yield matrix(f"{at}_gate", width, n_embd)
@@ -165,11 +165,13 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield vector("output_bias", n_vocab)
     yield from norm("output_norm")
     if config["rope_dim"]:
-        yield vector("rope_inv_freq", config["rope_dim"] // 2)
+        yield vector("rope_inv_freq", config["rope_sets"] * (config["rope_dim"] // 2))
+    if step := config["temperature_step"]:
+        yield vector("attn_temperature", config["context_length"] // step + 1)
     for layer in range(config["n_layers"]):
         at = f"layers.{layer}."
         yield from norm(at + "attn_norm")
-        yield from latent(at) if kv_latent else grouped(at)
+        yield from latent(at) if kv_latent else grouped(at, layer)
         yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)

@@ -79,7 +79,7 @@ def tiny(cls: str, changes: dict[str, Any]) -> Any:
     }  # fmt: skip
     torch.manual_seed(3)
     settings = getattr(transformers, f"{cls}Config")(**{**config, **changes})
-    model = getattr(transformers, f"{cls}ForCausalLM")(settings)
+    model = getattr(transformers, f"{cls.removesuffix('Text')}ForCausalLM")(settings)
     with torch.no_grad():
         for name, value in model.named_parameters():
             noise = torch.randn(value.shape)
@@ -210,6 +210,19 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": (
         "Phimoe",
         {"num_local_experts": 5, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2},
+    ),
+    "llama4_text": (
+        "Llama4Text",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "head_dim": 12,
+            "intermediate_size_mlp": 40,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 2,
+            "attention_chunk_size": 30,
+            "floor_scale": 16,
+        },
     ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
