@@ -161,17 +161,6 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
                              sinks == NULL ? NULL : sinks + head % c->config->n_heads, c->q + (size_t)head * (size_t)c->cache->key_dim);
 }
 
-static void output_item(void *argument, int32_t row, int32_t worker)
-{
-    (void)worker;
-    const struct attention_work *const work = argument;
-    const struct chunk *const c = work->chunk;
-    const int32_t n_embd = c->config->n_embd;
-    const size_t at = (size_t)row * (size_t)n_embd;
-    if (work->weights->out_bias != NULL) c->kernels->add(c->h.f32 + at, work->weights->out_bias, n_embd);
-    c->kernels->add_scaled(c->x + at, c->h.f32 + at, c->config->residual_scale, n_embd);
-}
-
 /* Keys and values that all query heads of all rows read. */
 static uint64_t attended_bytes(const struct attention_work *work)
 {
@@ -237,6 +226,6 @@ void attention_layer(struct chunk *c, int32_t layer)
     if (type_reads_q8(w->out.type)) product_quantize(c, &c->attended, c->n);
     c->products[0] = product(&w->out, &c->attended, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
     product_run(c, 1);
-    threads_run(c->threads, output_item, &work, c->n, 3 * row_bytes(c->n, c->config->n_embd));
+    product_residual(c, w->out_bias, w->attn_post_norm);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTN_OUT);
 }

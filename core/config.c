@@ -200,8 +200,8 @@ static const char *router_fault(const struct config *c)
         return "router_near goes without router_score, router_bias and n_expert_groups";
     }
     if (c->router_score == 2 && (c->router_bias || c->n_expert_groups)) return "router_score 2 goes without router_bias and n_expert_groups";
-    if (c->router_on_input && (c->expert_bias || c->ffn_limit > 0 || c->ffn_up_offset != 0)) {
-        return "router_on_input goes without expert_bias, ffn_limit and ffn_up_offset";
+    if (c->router_on_input && (c->expert_bias || c->ffn_limit > 0 || c->ffn_cubic > 0 || c->ffn_up_offset != 0)) {
+        return "router_on_input goes without expert_bias, ffn_limit, ffn_cubic and ffn_up_offset";
     }
     return group_fault(c);
 }

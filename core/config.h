@@ -41,6 +41,8 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(window_aligned, 0, 1, 0, "1: windows do not slide: a query sees keys from the last multiple of window on")    \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
+    INT(post_norm, 0, 1, 0, "1: RMSNorm of what attention and feed-forward add, before it is added")                  \
+    FLOAT(output_cap, 0, 1000000, 0, "logits become this x tanh(logit / this); 0: off")                               \
     INT(output_bias, 0, 1, 0, "1: logits have a bias")                                                                \
     INT(n_ff, 0, 1048576, 0, "width of the dense feed-forward; needed where a layer is dense")                        \
     LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \
@@ -60,6 +62,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(expert_bias, 0, 1, 0, "1: gate, up and down of routed experts have biases")                                   \
     FLOAT(ffn_limit, 0, 1000000, 0, "a gate is at most this, up within +- this; 0: off")                              \
     FLOAT(ffn_alpha, 0.0001, 10000, 1, "a feed-forward is (up + offset) gate sigmoid(this x gate)")                   \
+    FLOAT(ffn_cubic, 0, 1000, 0, "the sigmoid is of alpha x (gate + this x gate^3)")                                  \
     FLOAT(ffn_up_offset, -1000, 1000, 0, "the offset of up")                                                          \
     INT(n_ff_shared, 0, 1048576, 0, "width of the shared expert of MoE layers; 0: none")                              \
     INT(shared_gate, 0, 1, 0, "1: the shared expert is scaled by sigmoid(shared_router . x)")

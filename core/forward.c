@@ -86,8 +86,9 @@ static void output_head(const struct chunk *c)
     c->products[0] = product(&model->output, &c->h, NULL, c->n_outputs, NULL, 0);
     c->products[0].y_rows = c->outputs;
     product_run(c, 1);
-    for (int32_t i = 0; model->output_bias != NULL && i < c->n_outputs; i++) {
-        c->kernels->add(c->outputs[i], model->output_bias, c->config->n_vocab);
+    for (int32_t i = 0; i < c->n_outputs; i++) {
+        if (model->output_bias != NULL) c->kernels->add(c->outputs[i], model->output_bias, c->config->n_vocab);
+        if (c->config->output_cap > 0) c->kernels->soft_cap(c->outputs[i], c->config->output_cap, c->config->n_vocab);
     }
 }
 

@@ -115,3 +115,27 @@ void product_quantize(const struct chunk *chunk, const struct activation *a, int
     struct quantize_list list = {chunk, a};
     threads_run(chunk->threads, quantize_item, &list, rows, 2 * row_bytes(rows, a->width));
 }
+
+struct residual_list {
+    const struct chunk *chunk;
+    const float *bias, *norm;
+};
+
+static void residual_item(void *argument, int32_t row, int32_t worker)
+{
+    (void)worker;
+    const struct residual_list *const list = argument;
+    const struct chunk *const c = list->chunk;
+    const int32_t n_embd = c->config->n_embd;
+    const size_t at = (size_t)row * (size_t)n_embd;
+    float *const h = c->h.f32 + at;
+    if (list->bias != NULL) c->kernels->add(h, list->bias, n_embd);
+    if (list->norm != NULL) c->kernels->rms_norm(h, h, list->norm, n_embd, c->config->norm_eps);
+    c->kernels->add_scaled(c->x + at, h, c->config->residual_scale, n_embd);
+}
+
+void product_residual(const struct chunk *chunk, const float *bias, const float *norm)
+{
+    struct residual_list list = {chunk, bias, norm};
+    threads_run(chunk->threads, residual_item, &list, chunk->n, 3 * row_bytes(chunk->n, chunk->config->n_embd));
+}

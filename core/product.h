@@ -26,6 +26,8 @@ void product_norm_row(const struct chunk *chunk, float *out, const float *x, con
 /* The rows x [n][to->width] normalised into `to`, and quantised if `q8`. x may be to->f32. */
 void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
                   const struct activation *to);
+/* x += h of all rows, with a bias and normalised before; NULL: without. */
+void product_residual(const struct chunk *chunk, const float *bias, const float *norm);
 /* Quantises the first `rows` rows. */
 void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows);
 

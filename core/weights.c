@@ -173,6 +173,7 @@ static int32_t bind_attention(struct binder *b, const struct config *c, struct l
     TRY(c->kv_latent_dim ? bind_latent(b, c, layer) : bind_grouped(b, c, layer));
     TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &layer->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));
+    if (c->post_norm) TRY(bind_vector(b, "attn_post_norm", c->n_embd, &layer->attn_post_norm));
     if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &layer->sinks));
     return COLIBRI_OK;
 }
@@ -182,6 +183,7 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
 {
     TRY(bind_attention(b, c, layer));
     TRY(bind_norm(b, "ffn_norm", c, &layer->ffn_norm, &layer->ffn_norm_bias));
+    if (c->post_norm) TRY(bind_vector(b, "ffn_post_norm", c->n_embd, &layer->ffn_post_norm));
     if (n_experts == 0) return bind_ffn(b, "ffn", c->n_ff, c->n_embd, &layer->dense);
     TRY(bind_matrix(b, "router", n_experts, c->n_embd, &layer->router));
     if (layer->router.type != TYPE_F32) {

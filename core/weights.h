@@ -24,6 +24,7 @@ struct layer {
     const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; latent: of the latents; NULL: none */
     struct matrix out;                          /* [n_embd, n_heads x width of a value] */
     const float *out_bias;                      /* [n_embd]; NULL: none */
+    const float *attn_post_norm, *ffn_post_norm; /* [n_embd]; NULL: none */
     const float *ffn_norm, *ffn_norm_bias;      /* [n_embd] as attn_norm */
     const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */

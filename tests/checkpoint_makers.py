@@ -180,10 +180,45 @@ def llama4_text(
     return write(path, config, experts, n_ff, n_ff_expert, n_ff_shared=n_ff_expert, **options)
 
 
+def gemma3_text(
+    path: str | Path,
+    *,
+    n_layers: int = 4,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 16,
+    n_ff: int = 96,
+    window: int = 24,
+    cap: float | None = None,
+    rope: dict[str, Any] | None = None,
+    **options: Any,
+) -> Path:
+    """Windows and a small theta, but in every third layer."""
+    config = base_config("gemma3_text", "Gemma3ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    del config["hidden_act"]
+    config |= {
+        "intermediate_size": n_ff,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 24,
+        "sliding_window": window,
+        "layer_types": [("sliding" if (n + 1) % 3 else "full") + "_attention" for n in range(n_layers)],
+        "final_logit_softcapping": cap,
+        "attn_logit_softcapping": None,
+    }
+    settings = {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    }
+    rope = {"rope_parameters": settings} if rope is None else rope
+    return write(path, config, [0] * n_layers, n_ff, 0, qk_norm="head", rope=rope, **options)
+
+
 FAMILIES: dict[str, Callable[..., Path]] = {
     "granitemoe": granitemoe,
     "ernie4_5_moe": ernie4_5_moe,
     "minimax_m2": minimax_m2,
     "phimoe": phimoe,
     "llama4_text": llama4_text,
+    "gemma3_text": gemma3_text,
 }

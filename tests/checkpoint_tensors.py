@@ -56,6 +56,8 @@ def shapes_of(
         if gpt_oss:
             shapes[f"{at}.self_attn.sinks"] = (n_heads,)
         shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
+        if config["model_type"].startswith("gemma"):
+            shapes |= {f"{at}.{name}_feedforward_layernorm.weight": (hidden,) for name in ("pre", "post")}
         if not n_experts:
             shapes |= _gated(f"{at}.mlp", n_ff, hidden)
             continue

@@ -146,7 +146,10 @@ def write(
     config |= dict(config_extra or {})
     for key in config_remove:
         del config[key]
-    tensors = {name: values_of(seed, name, shape).astype(STORAGE[storage]) for name, shape in shapes.items()}
+    values = {name: values_of(seed, name, shape) for name, shape in shapes.items()}
+    if config["model_type"] == "gemma3_text":  # whose norms add 1
+        values |= {name: value - 1 for name, value in values.items() if name.endswith("norm.weight")}
+    tensors = {name: value.astype(STORAGE[storage]) for name, value in values.items()}
     if experts in GPT_OSS_LAYOUTS:
         tensors = in_turns(tensors, experts_of, experts == "mxfp4")
     elif experts != "per_expert":

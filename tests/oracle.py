@@ -16,6 +16,7 @@ values, and at position 1000 the rounding of the angle is 3e-5: not noise, but p
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,7 @@ from oracle_reading import (
     expected_names,
     expert_names,
     ffn_names,
+    norm_names,
     read_config,
     read_safetensors,
     rope_frequencies,
@@ -129,7 +131,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 def norm(model: Checkpoint, name: str, x: Array) -> Array:
     """A norm of the residual stream [n, d]: RMSNorm, or LayerNorm with a bias."""
     if not model.config.layer_norm:
-        return rms_norm(x, model.weights[name + ".weight"], model.config.norm_eps)
+        return rms_norm(x, model.weights[name + ".weight"] + model.config.unit_offset, model.config.norm_eps)
     centred = x - x.mean(axis=-1, keepdims=True)
     deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + model.config.norm_eps)
     return np.asarray(centred / deviation * model.weights[name + ".weight"] + model.weights[name + ".bias"])
@@ -154,10 +156,12 @@ def rotate(x: Array, inv_freq: Float32, scale: float = 1) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-def turn(config: Config, y: Array) -> Array:
+def turn(config: Config, layer: int, y: Array) -> Array:
     """[n, heads, d]. If neighbours rotate together they are set half apart: scores stay the same."""
     halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
-    return rotate(halves if config.neighbours else y, config.inv_freq, config.rope_scale)
+    local = config.local and config.local[layer]
+    inv_freq = config.local_inv_freq if local else config.inv_freq
+    return rotate(halves if config.neighbours else y, inv_freq, config.rope_scale)
 
 
 def linear(model: Checkpoint, name: str, x: Array) -> Array:
@@ -181,13 +185,13 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             y = np.clip(y, -config.qkv_clip, config.qkv_clip)
         y = y.reshape(n, heads, config.head_dim)
         if config.qk_norm == "head" and name != "v":
-            y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
+            y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"] + config.unit_offset, config.norm_eps)
         return y
 
     rotates = not config.rotates or config.rotates[layer]
     q, k = project("q", config.n_heads), project("k", config.n_kv_heads)
     if rotates:
-        q, k = turn(config, q), turn(config, k)
+        q, k = turn(config, layer, q), turn(config, layer, k)
     if rotates and config.qk_norm == "after":
         q, k = (rms_norm(y, np.ones(config.head_dim), config.norm_eps) for y in (q, k))
     if config.temperature and not rotates:
@@ -253,6 +257,10 @@ def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array, scale: Array | 
         g, u = np.minimum(g, model.config.clamp), np.clip(u, -model.config.clamp, model.config.clamp)
         inner = (u + 1) * g / (1 + np.exp(-1.702 * g))
         return linear(model, down, inner) + model.weights[down.replace("weight", "bias")]
+    if model.config.gelu:
+        g = linear(model, gate, x)
+        bent = g * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) / 2
+        return linear(model, down, bent * linear(model, up, x))
     return linear(model, down, silu(scale * linear(model, gate, x)) * scale * linear(model, up, x))
 
 
@@ -334,17 +342,20 @@ def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[R
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
         attend = latent_attention if config.latent else attention
-        normed = norm(model, prefix + "input_layernorm", x)
-        x = x + config.residual_scale * attend(model, n, normed)
-        normed = norm(model, prefix + "post_attention_layernorm", x)
+        names = [prefix + name for name in norm_names(config)]
+        out = attend(model, n, norm(model, names[0], x))
+        x = x + config.residual_scale * (norm(model, names[2], out) if config.post_norm else out)
+        normed = norm(model, names[1], x)
         if config.moe_layers[n]:
             out, routing = mixture(model, n, normed)
             routings.append(routing)
         else:
             out = gated_ffn(model, ffn_names(prefix + "mlp."), normed)
-        x = x + config.residual_scale * out
+        x = x + config.residual_scale * (norm(model, names[3], out) if config.post_norm else out)
     x = norm(model, "model.norm", x)
     logits = linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x)
+    if config.cap:
+        logits = config.cap * np.tanh(logits / config.cap)
     return logits * config.logit_scale + weights.get("lm_head.bias", 0.0), routings
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text")
+FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text", "gemma3_text")
 CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
 
 
@@ -20,6 +20,7 @@ def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "minimax_m2": _minimax_m2,
         "phimoe": _phimoe,
         "llama4_text": _llama4_text,
+        "gemma3_text": _gemma3_text,
     }
     family = raw["model_type"]
     return readers[family](raw, head_dim) if family in readers else {}
@@ -87,3 +88,25 @@ def _llama4_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "shared": "shared_expert",
         "shared_gate": False,
     }
+
+
+def _sandwich(raw: dict[str, Any]) -> dict[str, Any]:
+    """Blocks normalised before and after; layers that see a window have RoPE settings of their own."""
+    local = tuple(kind == "sliding_attention" for kind in raw["layer_types"])
+    return {
+        "moe_layers": (False,) * raw["num_hidden_layers"],
+        "n_experts": 0,
+        "n_experts_used": 0,
+        "norm_eps": raw["rms_norm_eps"],
+        "windows": tuple(raw["sliding_window"] if one else 0 for one in local),
+        "local": local,
+        "post_norm": True,
+        "gelu": True,
+        "qk_norm": "head",
+        "embed_scale": raw["hidden_size"] ** 0.5,
+        "cap": raw["final_logit_softcapping"] or 0.0,
+    }
+
+
+def _gemma3_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return _sandwich(raw) | {"unit_offset": True, "attn_scale": raw["query_pre_attn_scalar"] ** -0.5}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,12 @@ class Config:
     head_bias: bool = False  # logits have a bias
     near: float = 0.0  # experts one after the other, each by a softmax over logits so near; 0: off
     neighbours: bool = False  # neighbours rotate together, not elements half apart
+    local: tuple[bool, ...] = ()  # layers whose frequencies are local_inv_freq; (): none
+    local_inv_freq: Float32 = field(default_factory=lambda: np.zeros(0, np.float32))
+    post_norm: bool = False  # what a block adds is normalised, by RMSNorms of other names
+    unit_offset: bool = False  # norms have 1 + their weight
+    gelu: bool = False  # in place of SiLU, in its form with a tanh
+    cap: float = 0.0  # of the logits; 0: off
     biased: bool = False  # chosen with a bias
     rotates: tuple[bool, ...] = ()  # layers with RoPE; (): all
     aligned: bool = False  # windows are blocks of positions, they do not slide
@@ -148,6 +154,12 @@ def rope_frequencies(config: dict[str, Any], head_dim: int, default_theta: float
     return np.asarray((1 - keep) * plain / factor + keep * plain, np.float32)
 
 
+def kind_of(raw: dict[str, Any], kind: str) -> dict[str, Any]:
+    """config.json with the RoPE settings of one kind of layer, where it has settings by kind."""
+    found = raw.get("rope_parameters") or {}
+    return {**raw, "rope_parameters": found[kind], "rope_theta": None} if kind in found else raw
+
+
 def yarn_scale(config: dict[str, Any], *names: str) -> float:
     """1 + 0.1 m log(factor) with m the product of some settings; 1 without YaRN or with an m of 0."""
     rope = rope_settings(config)
@@ -196,7 +208,7 @@ def read_config(raw: dict[str, Any]) -> Config:
     latent = family in LATENT
     explicit = raw.get("qk_rope_head_dim" if latent else "head_dim", 128 if family == "qwen3" else None)
     head_dim = derived if explicit is None else explicit
-    dense = family in ("llama", "qwen3")
+    dense = family in ("llama", "qwen3", "gemma3_text")
     counts = [raw[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in raw]
     n_experts = 0 if dense or not counts else counts[0]
     grouped = family in GROUPED
@@ -221,7 +233,9 @@ def read_config(raw: dict[str, Any]) -> Config:
         n_kv_heads=raw.get("num_key_value_heads") or n_heads,
         head_dim=head_dim,
         norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
-        inv_freq=rope_frequencies(raw, int(head_dim * share), THETA.get(family, 1e4)),
+        inv_freq=rope_frequencies(
+            kind_of(raw, "full_attention"), int(head_dim * share), THETA.get(family, 1e4)
+        ),
         rope_scale=rope_scale(raw),
         qk_norm=qk_norm,
         qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
@@ -251,7 +265,10 @@ def read_config(raw: dict[str, Any]) -> Config:
         clamp=raw.get("swiglu_limit", 7.0),
         windows=windows_of(raw),
     )
-    return replace(config, **fields_of(raw, head_dim))
+    more = fields_of(raw, head_dim)
+    if more.get("local"):
+        more["local_inv_freq"] = rope_frequencies(kind_of(raw, "sliding_attention"), head_dim, 1e4)
+    return replace(config, **more)
 
 
 def expected_names(config: Config) -> tuple[list[str], list[str]]:
@@ -261,7 +278,7 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
     exact = [f"model.norm.{kind}" for kind in kinds] + (["lm_head.bias"] if config.head_bias else [])
     for n in range(config.n_layers):
         layer, attn = f"model.layers.{n}.", f"model.layers.{n}.self_attn."
-        for name in ("input_layernorm", "post_attention_layernorm"):
+        for name in norm_names(config):
             exact += [f"{layer}{name}.{kind}" for kind in kinds]
         names = ["q", "k", "v", "o"]
         if config.latent:
@@ -291,6 +308,15 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
         else:
             matrices += ffn_names(layer + "mlp.")
     return matrices, exact
+
+
+def norm_names(config: Config) -> tuple[str, ...]:
+    """Of a layer: before attention, before the feed-forward, then after both where there are such."""
+    if config.post_norm:
+        names = ("input", "pre_feedforward", "post_attention", "post_feedforward")
+    else:
+        names = ("input", "post_attention")
+    return tuple(f"{name}_layernorm" for name in names)
 
 
 def moe_prefix(config: Config, layer: int) -> str:

@@ -44,6 +44,7 @@ MODELS = (
     "granitemoe_odd",
     "phimoe",
     "llama4_text_odd",
+    "gemma3_text_odd",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
 )

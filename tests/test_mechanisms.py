@@ -38,6 +38,9 @@ RULES: dict[str, dict[str, Any]] = {
     "aligned windows": {"window": [20, 150], "window_aligned": 1},
     "queries scaled by position": {"temperature_step": 50, "rope_set": [2, 0]},
     "weights on what experts read": {"router_score": 2, "router_on_input": 1, "router_norm": 0},
+    "what is added is normalised": {"post_norm": 1},
+    "GELU": {"ffn_alpha": 1.5957691216, "ffn_cubic": 0.044715},
+    "capped logits": {"output_cap": 2.0},
     "a scale of embeddings": {"embed_scale": 12.0},
     "a scale of what layers add": {"residual_scale": 0.22},
     "norms with a mean and a bias": {"layer_norm": 1},
@@ -45,6 +48,9 @@ RULES: dict[str, dict[str, Any]] = {
     "all of them": {
         "layer_norm": 1,
         "output_bias": 1,
+        "post_norm": 1,
+        "output_cap": 5.0,
+        "ffn_cubic": 0.1,
         "embed_scale": 0.5,
         "residual_scale": 3.0,
         "attn_sinks": 1,
@@ -99,6 +105,13 @@ class File:
         normed = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
         return normed + self.vector(name + "_bias")
 
+    def after(self, y: Array, name: str) -> Array:
+        """What a block adds, normalised where the config says so."""
+        if not self.config["post_norm"]:
+            return y
+        mean = np.mean(y * y, axis=-1, keepdims=True)
+        return y / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name + "_post_norm")
+
 
 def attention(file: File, at: str, x: Array, window: int) -> Array:
     """x [n, n_embd] normalised."""
@@ -127,7 +140,11 @@ def gated(file: File, x: Array, parts: list[Array], biases: list[Any] | None = N
     config, g, u = file.config, x @ gate.T + gate_bias, x @ up.T + up_bias
     if limit := config["ffn_limit"]:
         g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
-    inner = (u + config["ffn_up_offset"]) * g / (1 + np.exp(-config["ffn_alpha"] * g))
+    if config["ffn_cubic"] and config["ffn_alpha"] < 1.6:
+        silu = g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    else:
+        silu = g / (1 + np.exp(-config["ffn_alpha"] * (g + config["ffn_cubic"] * g**3)))
+    inner = (u + config["ffn_up_offset"]) * silu
     return inner @ down.T + down_bias
 
 
@@ -163,14 +180,16 @@ def forward(path: Path, ids: npt.ArrayLike) -> Array:
     for layer, n_experts in enumerate(file.config["n_experts"]):
         at = f"layers.{layer}."
         window = file.config["window"][layer]
-        x = x + added * attention(file, at, file.norm(x, at + "attn_norm"), window)
+        x = x + added * file.after(attention(file, at, file.norm(x, at + "attn_norm"), window), at + "attn")
         normed = file.norm(x, at + "ffn_norm")
         if n_experts:
-            x = x + added * experts(file, at, normed)
+            x = x + added * file.after(experts(file, at, normed), at + "ffn")
         else:
             parts = [file.matrices(f"{at}ffn_{part}")[0] for part in ("gate", "up", "down")]
-            x = x + added * gated(file, normed, parts)
-    return file.norm(x, "output_norm") @ file.matrices("output")[0].T + file.vector("output_bias")
+            x = x + added * file.after(gated(file, normed, parts), at + "ffn")
+    logits = file.norm(x, "output_norm") @ file.matrices("output")[0].T + file.vector("output_bias")
+    cap = file.config["output_cap"]
+    return cap * np.tanh(logits / cap) if cap else logits
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -128,14 +128,15 @@ static float kernel_exp(float x)
     return lane[0];
 }
 
-static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float offset)
+static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset)
 {
     const vf one = vf_set1(1), zero = vf_set1(0), factor = vf_set1(alpha);
     const vf most = vf_set1(limit > 0 ? limit : __builtin_inff()), least = vf_sub(zero, most);
     const vf added = vf_set1(offset == 0 ? -0.0f : offset); /* the one number that adds nothing, not even a sign */
     for (int32_t i = 0; i < n; i += 16) {
         const vf g = vf_min(most, load_at(gate, i, n)), u = vf_max(least, vf_min(most, load_at(up, i, n)));
-        const vf silu = vf_div(g, vf_add(one, vf_exp(vf_sub(zero, vf_mul(factor, g)))));
+        const vf bent = vf_fma(vf_mul(vf_mul(vf_set1(cubic), g), g), g, g); /* g itself where cubic is 0 */
+        const vf silu = vf_div(g, vf_add(one, vf_exp(vf_sub(zero, vf_mul(factor, bent)))));
         store_at(gate, i, n, vf_mul(silu, vf_add(u, added)));
     }
 }
@@ -180,6 +181,15 @@ static void kernel_rms_norm(float *out, const float *x, const float *weight, int
     const vf scale = vf_set1(1.0f / __builtin_sqrtf(mean + eps));
     for (int32_t i = 0; i < n; i += 16) {
         store_at(out, i, n, vf_mul(vf_mul(load_at(x, i, n), scale), load_at(weight, i, n)));
+    }
+}
+
+static void kernel_soft_cap(float *x, float cap, int32_t n)
+{
+    const vf most = vf_set1(cap), twice = vf_set1(2 * cap), slope = vf_set1(2 / cap);
+    for (int32_t i = 0; i < n; i += 16) {
+        const vf e = vf_exp(vf_mul(slope, load_at(x, i, n)));
+        store_at(x, i, n, vf_sub(most, vf_div(twice, vf_add(vf_set1(1), e))));
     }
 }
 
@@ -489,6 +499,7 @@ const struct kernels KERNELS = {
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
     .centre = kernel_centre,
+    .soft_cap = kernel_soft_cap,
     .silu_mul = kernel_silu_mul,
     .argmax = kernel_argmax,
     .softmax = kernel_softmax,

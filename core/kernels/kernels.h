@@ -104,9 +104,10 @@ struct kernels {
     /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
     void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
     void (*centre)(float *out, const float *x, int32_t n);     /* out = x - mean(x); out may be x */
-    /* gate = (up + offset) * gate * sigmoid(alpha * gate), where limit > 0 of a gate of at most limit and of up within
-     * +- limit. With 0, 1, 0: silu(gate) * up. arXiv:2002.05202 */
-    void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float offset);
+    void (*soft_cap)(float *x, float cap, int32_t n);          /* x = cap * tanh(x / cap) */
+    /* gate = (up + offset) * gate * sigmoid(alpha * (gate + cubic * gate^3)), where limit > 0 of a gate of at most limit and of up within
+     * +- limit. With 0, 1, 0, 0: silu(gate) * up. arXiv:2002.05202 */
+    void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset);
     int32_t (*argmax)(const float *x, int32_t n);              /* the lowest index of the largest; n >= 1, no NaN */
     void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */
     /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */

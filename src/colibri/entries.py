@@ -175,9 +175,13 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)
+        if config["post_norm"]:
+            yield vector(at + "attn_post_norm", n_embd)
         if config["attn_sinks"]:
             yield vector(at + "attn_sinks", config["n_heads"])
         yield from norm(at + "ffn_norm")
+        if config["post_norm"]:
+            yield vector(at + "ffn_post_norm", n_embd)
         n_experts = config["n_experts"][layer]
         if not n_experts:
             yield from gated(at + "ffn", config["n_ff"])

@@ -224,6 +224,10 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
             "floor_scale": 16,
         },
     ),
+    "gemma3_text": (
+        "Gemma3Text",
+        {"head_dim": 12, "sliding_window": 24, "final_logit_softcapping": 3.0, "num_hidden_layers": 7},
+    ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 
