@@ -312,10 +312,9 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
 
 def norm_names(config: Config) -> tuple[str, ...]:
     """Of a layer: before attention, before the feed-forward, then after both where there are such."""
+    names: tuple[str, ...] = ("input", "post_attention")
     if config.post_norm:
         names = ("input", "pre_feedforward", "post_attention", "post_feedforward")
-    else:
-        names = ("input", "post_attention")
     return tuple(f"{name}_layernorm" for name in names)
 
 

@@ -1,5 +1,5 @@
-"""What families share whose blocks are normalised before and after, with windows and frequencies of their own in
-most layers.
+"""What families share whose blocks are normalised before and after, with windows and frequencies of their own
+in most layers.
 
 Owns: those keys and tensor names, and the frequencies by kind of layer. Refuses: other activations than GELU
 by tanh, attention in both directions, capped attention scores, layer types in contradiction.

@@ -1,5 +1,5 @@
-"""Gemma 3, its text: dense blocks normalised before and after, GELU, q/k norm, scaled embeddings; windows and a
-small theta in most layers.
+"""Gemma 3, its text: dense blocks normalised before and after, GELU, q/k norm, scaled embeddings; windows
+and a small theta in most layers.
 
 Owns: the keys and tensor names of model_types "gemma3" and "gemma3_text". Defaults: Gemma3TextConfig of
 Transformers 5.24. The 1 that is added to the weights of norms is added here. Refuses: what sandwich.py,
@@ -44,6 +44,7 @@ def read_config(keys: Keys) -> Decoder:
     keys.enter_text()
     n_layers = keys.integer("num_hidden_layers", DEFAULTS["num_hidden_layers"])
     kinds = layer_kinds(keys, n_layers, keys.integer("sliding_window_pattern", 6))
+    keys.raw("_sliding_window_pattern")  # beside layer_types, which count
     scale = keys.number("query_pre_attn_scalar", 256)
     if not scale:
         raise keys.error("query_pre_attn_scalar", "a number above 0")
