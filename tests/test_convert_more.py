@@ -142,7 +142,7 @@ def test_both_spellings_of_rope_by_kind_of_layer_agree(tmp_path: Path) -> None:
         for name, rope in (("new", None), ("old", old))
     ]
     frequencies = [entry(path, "rope_inv_freq") for path in paths]
-    assert np.array_equal(*frequencies)
+    assert np.array_equal(frequencies[0], frequencies[1])
     local = 1e4 ** -(np.arange(0, 16, 2) / 16)
     full = 1e6 ** -(np.arange(0, 16, 2) / 16) / 4
     assert np.allclose(frequencies[0], np.concatenate([full, local]), rtol=1e-6)

@@ -110,7 +110,7 @@ class File:
         if not self.config["post_norm"]:
             return y
         mean = np.mean(y * y, axis=-1, keepdims=True)
-        return y / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name + "_post_norm")
+        return np.asarray(y / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name + "_post_norm"))
 
 
 def attention(file: File, at: str, x: Array, window: int) -> Array:
