@@ -60,7 +60,7 @@ PYTHON: Table = [
     ("convert/tensors",),
     ("convert/registry",),
     ("convert/families/",),
-    ("convert/routing", "convert/latent"),
+    ("convert/routing", "convert/latent", "convert/sandwich"),
     ("convert/decoder", "convert/embedded", "convert/mxfp4"),
     ("convert/rope", "convert/windows"),
     ("convert/keys", "convert/checkpoint"),
