@@ -11,7 +11,7 @@ static void position_item(void *argument, int32_t row, int32_t worker)
 {
     (void)worker;
     const struct chunk *const c = argument;
-    const int32_t half = c->config->rope_dim / 2;
+    const int32_t half = c->config->rope_sets * (c->config->rope_dim / 2);
     const size_t at = (size_t)row * (size_t)half;
     rope_table(c->model->rope_inv_freq, half, c->positions[row], c->config->rope_scale, c->rope_cosine + at,
                c->rope_sine + at);
@@ -33,19 +33,20 @@ struct attention_work {
 };
 
 /* Bias, norm, clip and rotation of one row of q or k [n_heads][head_dim]; norm and bias NULL: none. */
-static void prepare_heads(const struct chunk *c, int32_t row, float *heads, int32_t n_heads, const float *bias,
+static void prepare_heads(const struct chunk *c, int32_t layer, int32_t row, float *heads, int32_t n_heads, const float *bias,
                           const float *norm)
 {
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
     const int32_t dim = config->head_dim, width = n_heads * dim;
-    const size_t at = (size_t)row * (size_t)(config->rope_dim / 2);
+    const bool rotates = config->rope_dim > 0 && config->rope_set[layer] != 2;
+    const size_t at = rotates ? chunk_rope_at(config, row, layer) : 0;
     if (bias != NULL) kernels->add(heads, bias, width);
     if (norm != NULL && config->qk_norm == 2) kernels->rms_norm(heads, heads, norm, width, config->norm_eps);
     if (config->qkv_clip > 0) kernels->clamp(heads, config->qkv_clip, width);
     for (int32_t h = 0; h < n_heads; h++, heads += dim) {
-        if (norm != NULL && config->qk_norm == 1) kernels->rms_norm(heads, heads, norm, dim, config->norm_eps);
-        if (config->rope_dim > 0) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config->rope_dim);
+        if (norm != NULL && config->qk_norm != 2) kernels->rms_norm(heads, heads, norm, dim, config->norm_eps);
+        if (rotates) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config->rope_dim);
     }
 }
 
@@ -58,8 +59,12 @@ static void prepare_item(void *argument, int32_t row, int32_t worker)
     const size_t dim = (size_t)config->head_dim, kv_width = (size_t)config->n_kv_heads * dim;
     float *const q = c->q + (size_t)row * (size_t)config->n_heads * dim;
     float *const k = c->k + (size_t)row * kv_width, *const v = c->v + (size_t)row * kv_width;
-    prepare_heads(c, row, q, config->n_heads, work->weights->q_bias, work->weights->q_norm);
-    prepare_heads(c, row, k, config->n_kv_heads, work->weights->k_bias, work->weights->k_norm);
+    prepare_heads(c, work->layer, row, q, config->n_heads, work->weights->q_bias, work->weights->q_norm);
+    prepare_heads(c, work->layer, row, k, config->n_kv_heads, work->weights->k_bias, work->weights->k_norm);
+    if (config->temperature_step > 0 && config->rope_set[work->layer] == 2) {
+        const int32_t last = config->context_length / config->temperature_step, step = (c->positions[row] + 1) / config->temperature_step;
+        c->kernels->add_scaled(q, q, c->model->attn_temperature[step < last ? step : last], (int32_t)((size_t)config->n_heads * dim));
+    }
     if (work->weights->v_bias != NULL) c->kernels->add(v, work->weights->v_bias, (int32_t)kv_width);
     if (config->qkv_clip > 0) c->kernels->clamp(v, config->qkv_clip, (int32_t)kv_width);
     for (int32_t h = 0; h < config->n_kv_heads; h++) {
@@ -88,6 +93,7 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
 static int32_t first_key(const struct attention_work *work, int32_t row)
 {
     const int32_t window = work->chunk->config->window[work->layer], end = work->chunk->positions[row] + 1;
+    if (window > 0 && work->chunk->config->window_aligned) return (end - 1) / window * window;
     return window > 0 && window < end ? end - window : 0;
 }
 
@@ -152,17 +158,6 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
     const float *const sinks = work->weights->sinks;
     c->kernels->attend_merge(partial_at(c, (size_t)head, first), c->positions[row] / KV_BLOCK + 1 - first, c->cache->value_dim,
                              sinks == NULL ? NULL : sinks + head % c->config->n_heads, c->q + (size_t)head * (size_t)c->cache->key_dim);
-}
-
-static void output_item(void *argument, int32_t row, int32_t worker)
-{
-    (void)worker;
-    const struct attention_work *const work = argument;
-    const struct chunk *const c = work->chunk;
-    const int32_t n_embd = c->config->n_embd;
-    const size_t at = (size_t)row * (size_t)n_embd;
-    if (work->weights->out_bias != NULL) c->kernels->add(c->h.f32 + at, work->weights->out_bias, n_embd);
-    c->kernels->add(c->x + at, c->h.f32 + at, n_embd);
 }
 
 /* Keys and values that all query heads of all rows read. */
@@ -242,13 +237,13 @@ void attention_layer(struct chunk *c, int32_t layer)
     struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0, 0};
     const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) ||
                     type_reads_q8(w->gate.type) || type_reads_q8(w->q_latent.type);
-    product_norm(c, c->x, w->attn_norm, c->config->norm_eps, q8, &c->h);
+    product_norm(c, c->x, w->attn_norm, w->attn_norm_bias, c->config->norm_eps, q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     if (attends) attend_to(c, layer, &work);
     else delta_layer(c, layer);
     if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n);
     c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
     product_run(c, 1);
-    threads_run(c->threads, output_item, &work, c->n, 3 * row_bytes(c->n, c->config->n_embd));
+    product_residual(c, w->out_bias, w->attn_post_norm);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTN_OUT);
 }

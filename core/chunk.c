@@ -49,6 +49,7 @@ static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_mode
     k->shared_weights = arena_take(arena, c->n_ff_shared > 0 ? rows : 0, sizeof(float));
     k->slots = arena_take(arena, rows, used * sizeof(int32_t));
     k->slot_rows = arena_take(arena, rows, used * sizeof(int32_t));
+    k->slot_weights = arena_take(arena, rows, used * sizeof(float));
     k->expert_slots = arena_take(arena, n_experts + 1, sizeof(int32_t));
     k->groups = arena_take(arena, n_experts + 1, sizeof *k->groups);
     activation_layout(&k->inner, arena, slots, widest, model->down_reads_f32);
@@ -60,7 +61,7 @@ static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_mode
 void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *model, const colibri_params *p, int32_t n)
 {
     const struct config *const c = &model->config;
-    const uint64_t rows = (uint64_t)n, half = (uint64_t)c->rope_dim / 2;
+    const uint64_t rows = (uint64_t)n, half = (uint64_t)c->rope_sets * (uint64_t)c->rope_dim / 2;
     k->ids = arena_take(arena, rows, sizeof *k->ids);
     k->sequences = arena_take(arena, rows, sizeof *k->sequences);
     k->positions = arena_take(arena, rows, sizeof *k->positions);

@@ -35,7 +35,7 @@ struct chunk {
     struct profile profile;
     int32_t n;                            /* rows in use */
     int32_t *ids, *sequences, *positions; /* [n] */
-    float *rope_cosine, *rope_sine;       /* [n][rope_dim / 2] */
+    float *rope_cosine, *rope_sine;       /* [n][rope_sets][rope_dim / 2] */
     float *x;                             /* [n][n_embd] the residual stream */
     struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
     float *q, *k, *v;                     /* [n][heads x key_dim]; v NULL where values are made of a latent in k */
@@ -55,6 +55,7 @@ struct chunk {
     float *shared_weights;                /* [n] */
     int32_t *slots;                       /* [n][n_experts_used] where an expert's output for a row is */
     int32_t *slot_rows;                   /* [slots] the row of a slot */
+    float *slot_weights;                  /* [slots] of routed experts */
     int32_t *expert_slots;                /* [n_experts + 1] first slot of each expert */
     struct ffn_group *groups;             /* [n_experts + 1] those with rows, the shared expert last */
     int32_t n_groups;
@@ -66,6 +67,12 @@ struct chunk {
     float **outputs;                      /* [n_outputs] where they go */
     int32_t n_outputs;
 };
+
+/* Where cosines and sines of a row in a layer that rotates begin. */
+static inline size_t chunk_rope_at(const struct config *c, int32_t row, int32_t layer)
+{
+    return ((size_t)row * (size_t)c->rope_sets + (size_t)c->rope_set[layer]) * (size_t)(c->rope_dim / 2);
+}
 
 static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker)
 {

@@ -26,6 +26,7 @@ struct field {
 
 static const struct field FIELDS[] = {CONFIG_FIELDS(FIELD_OF_INT, FIELD_OF_LAYER, FIELD_OF_FLOAT)};
 enum { N_FIELDS = sizeof FIELDS / sizeof FIELDS[0] };
+_Static_assert(N_FIELDS <= 64, "fields that were seen are bits of one word");
 
 static const struct field *find_field(const char *name, size_t length)
 {
@@ -122,6 +123,16 @@ static const char *group_fault(const struct config *c)
     return NULL;
 }
 
+static const char *router_fault(const struct config *c)
+{
+    const bool biased = c->router_bias || c->n_expert_groups;
+    const bool linear = !c->expert_bias && !(c->ffn_limit > 0) && !(c->ffn_cubic > 0) && c->ffn_up_offset == 0;
+    if (c->router_near > 0 && (c->router_score || biased)) return "router_near goes without router_score, router_bias and n_expert_groups";
+    if (c->router_score == 2 && biased) return "router_score 2 goes without router_bias and n_expert_groups";
+    if (c->router_on_input && !linear) return "router_on_input goes without expert_bias, ffn_limit, ffn_cubic and ffn_up_offset";
+    return group_fault(c);
+}
+
 static const char *latent_fault(const struct config *c)
 {
     if (c->kv_latent_dim == 0) {
@@ -150,21 +161,24 @@ static const char *delta_fault(const struct config *c)
 static int32_t check_relations(const struct config *config, colibri_error *error)
 {
     const char *fault = NULL;
-    bool dense = false;
+    bool dense = false, strange = false;
     int32_t fewest = INT32_MAX;
     for (int32_t layer = 0; layer < config->n_layers; layer++) {
+        const int32_t set = config->rope_set[layer];
+        strange = strange || (set == 2 ? config->kv_latent_dim > 0 : set >= config->rope_sets);
         if (config->n_experts[layer] == 0) dense = true;
         else if (config->n_experts[layer] < fewest) fewest = config->n_experts[layer];
     }
     if (config->n_vocab_used > config->n_vocab) fault = "n_vocab_used is larger than n_vocab";
     else if (config->n_heads % config->n_kv_heads != 0) fault = "n_heads is not a multiple of n_kv_heads";
     else if (config->rope_dim % 2 != 0 || config->rope_dim > config->head_dim) fault = "rope_dim is odd or larger than head_dim";
+    else if (strange) fault = "a layer's rope_set does not fit rope_sets or kv_latent_dim";
     else if (dense && config->n_ff == 0) fault = "a layer is dense but n_ff is 0";
     else if (fewest != INT32_MAX && config->n_ff_expert == 0) fault = "a layer has experts but n_ff_expert is 0";
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = group_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) fault = delta_fault(config);
+    else if ((fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) fault = delta_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

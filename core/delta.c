@@ -39,7 +39,7 @@ static void pass_rows(const struct delta_work *work, int32_t key, int32_t first,
                                        work->weights->decay_bias[head], state});
         for (int32_t row = 0; row < n; row++, value += stride, gate += heads * value_dim) {
             kernels->rms_norm(value, value, work->weights->value_norm, value_dim, config->norm_eps);
-            kernels->silu_mul(gate, value, value_dim, 0, 1, 0);
+            kernels->silu_mul(gate, value, value_dim, 0, 1, 0, 0);
         }
     }
 }

@@ -35,7 +35,9 @@ static void activate(const struct ffn_list *list, const struct ffn_group *group,
         c->kernels->add(gate, layer->gate_bias + at, count);
         c->kernels->add(up, layer->up_bias + at, count);
     }
-    c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, c->config->ffn_alpha, c->config->ffn_up_offset);
+    /* An input times w makes gate and up w times as large: their product is w^2 gate up sigmoid(w alpha gate). */
+    const float scale = group->expert >= 0 && c->config->router_on_input ? c->slot_weights[slot] : 1;
+    c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, scale * c->config->ffn_alpha, c->config->ffn_cubic, c->config->ffn_up_offset);
     if (type_reads_q8(group->weights->down.type)) {
         c->kernels->quantize(gate, group->weights->gate.rows, from / Q8_GROUP, (count + Q8_GROUP - 1) / Q8_GROUP,
                              c->inner.q8 + slot * c->inner.q8_bytes);
@@ -72,27 +74,31 @@ static void inner_item(void *argument, int32_t item, int32_t worker)
     if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
 }
 
-/* x += what the feed-forward of one row says for `count` columns from `from` on; outputs [slots][width]. */
+/* x += what the feed-forward of one row says for `count` columns from `from` on; outputs [slots][width]. What is normalised
+ * before it is added goes to h first, which nothing reads any more. */
 static void combine(const struct chunk *c, int32_t row, const float *outputs, int32_t width, int32_t from, int32_t count,
                     bool experts)
 {
-    float *const x = c->x + (size_t)row * (size_t)c->config->n_embd + from;
+    const bool later = c->config->post_norm;
+    float *const x = (later ? c->h.f32 : c->x) + (size_t)row * (size_t)c->config->n_embd + from;
+    const float added = later ? 1 : c->config->residual_scale;
+    if (later) memset(x, 0, (size_t)count * sizeof *x);
     if (!experts) {
-        c->kernels->add(x, outputs + (size_t)row * (size_t)width, count);
+        c->kernels->add_scaled(x, outputs + (size_t)row * (size_t)width, added, count);
         return;
     }
     const int32_t used = c->config->n_experts_used;
     const size_t pair = (size_t)row * (size_t)used;
     float sum[STEP_MAX * PANEL_ROWS] = {0};
     for (int32_t i = 0; i < used; i++) {
-        c->kernels->add_scaled(sum, outputs + (size_t)c->slots[pair + (size_t)i] * (size_t)width,
-                               c->expert_weights[pair + (size_t)i], count);
+        const float weight = c->expert_weights[pair + (size_t)i], scale = c->config->router_on_input ? weight * weight : weight;
+        c->kernels->add_scaled(sum, outputs + (size_t)c->slots[pair + (size_t)i] * (size_t)width, scale, count);
     }
     if (c->config->n_ff_shared > 0) {
         const size_t slot = (size_t)c->n * (size_t)used + (size_t)row;
         c->kernels->add_scaled(sum, outputs + slot * (size_t)width, c->shared_weights[row], count);
     }
-    c->kernels->add(x, sum, count);
+    c->kernels->add_scaled(x, sum, added, count);
 }
 
 /* A few panels of down of every group. */
@@ -151,6 +157,7 @@ static void run_groups(struct chunk *c, int32_t layer)
     const int32_t down_panels = (c->config->n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
     struct ffn_list down = {c, layer, fitting_step(c, down_panels, slots)};
     threads_run(c->threads, down_item, &down, (down_panels + down.step - 1) / down.step, down_bytes);
+    if (c->config->post_norm) product_residual(c, NULL, c->model->layers[layer].ffn_post_norm);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_DOWN);
 }
 

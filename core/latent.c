@@ -57,7 +57,8 @@ static void prepare_item(void *argument, int32_t row, int32_t worker)
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
     const int32_t rope = config->rope_dim, key_dim = config_key_dim(config);
-    const float *const cosine = c->rope_cosine + (size_t)row * (size_t)(rope / 2), *const sine = c->rope_sine + (size_t)row * (size_t)(rope / 2);
+    const size_t at = chunk_rope_at(config, row, work->layer);
+    const float *const cosine = c->rope_cosine + at, *const sine = c->rope_sine + at;
     for (int32_t h = 0; h < config->n_heads; h++) {
         const size_t head = (size_t)row * (size_t)config->n_heads + (size_t)h;
         float *const from = c->attended.f32 + head * (size_t)config->head_dim;
@@ -84,7 +85,7 @@ void latent_queries(struct chunk *c, int32_t layer)
     }
     product_run(c, 2);
     if (config->q_latent_dim > 0) {
-        product_norm(c, c->q_latent.f32, w->q_norm, config->latent_norm_eps, type_reads_q8(w->q.type), &c->q_latent);
+        product_norm(c, c->q_latent.f32, w->q_norm, NULL, config->latent_norm_eps, type_reads_q8(w->q.type), &c->q_latent);
         c->products[0] = product(&w->q, &c->q_latent, NULL, c->n, c->attended.f32, width);
         product_run(c, 1);
     }

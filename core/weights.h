@@ -14,7 +14,7 @@
 struct ffn_weights { struct matrix gate, up, down; };
 
 struct layer {
-    const float *attn_norm;                     /* [n_embd] */
+    const float *attn_norm, *attn_norm_bias;    /* [n_embd]; bias NULL: RMSNorm, else LayerNorm */
     struct matrix q, k, v;                      /* [heads x head_dim, n_embd]; latent: q of its latent, k [rope_dim +
                                                  * kv_latent_dim, n_embd], no v */
     struct matrix gate;                         /* [heads x width of a value, n_embd] of what heads give; data NULL: none. mixer 1:
@@ -27,7 +27,9 @@ struct layer {
     const float *conv;                          /* mixer 1: [conv_width][config_channels] */
     const float *log_rate, *decay_bias, *value_norm; /* mixer 1: [heads] twice, [width of a value] */
     struct matrix out;                          /* [n_embd, heads x width of a value] */
-    const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
+    const float *out_bias;                      /* [n_embd]; NULL: none */
+    const float *attn_post_norm, *ffn_post_norm; /* [n_embd]; NULL: none */
+    const float *ffn_norm, *ffn_norm_bias;      /* [n_embd] as attn_norm */
     const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
@@ -48,7 +50,9 @@ struct colibri_model {
     const struct kernels *kernels;
     colibri_model_info info;
     struct matrix embedding, output;            /* [n_vocab, n_embd], the same one if tied */
-    const float *output_norm, *rope_inv_freq;   /* [n_embd], [rope_dim / 2] */
+    const float *output_norm, *output_norm_bias; /* [n_embd] as attn_norm */
+    const float *output_bias, *rope_inv_freq;   /* [n_vocab], NULL: none; [rope_sets x rope_dim / 2] */
+    const float *attn_temperature;              /* [context_length / temperature_step + 1] what q is multiplied by, less 1 */
     struct layer *layers;                       /* [n_layers] */
     bool down_reads_f32;                        /* some down is neither q8 nor q4 */
     struct ffn_weights *experts;                /* of all layers */

@@ -10,7 +10,7 @@ Refuses: nothing; it is meant to write broken checkpoints too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+import checkpoint_makers
 from checkpoint_delta import qwen3_5_moe, qwen3_next
 from checkpoint_dense import llama as llama
 from checkpoint_dense import ministral as ministral
@@ -344,7 +345,7 @@ def _placed(n_layers: int, n_experts: int, mlp_only_layers: Sequence[int], step:
     return [0 if layer in mlp_only_layers or (layer + 1) % step else n_experts for layer in range(n_layers)]
 
 
-FAMILIES = {
+FIRST: dict[str, Callable[..., Path]] = {  # their tensors are named and used alike
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
@@ -362,6 +363,7 @@ FAMILIES = {
     "qwen3_next": qwen3_next,
     "qwen3_5_moe": qwen3_5_moe,
 }
+FAMILIES = FIRST | checkpoint_makers.FAMILIES
 __all__ = ["EXPERT_LAYOUTS", "SPECIAL_TOKENS", "TEMPLATE", "tokenizer_json", *FAMILIES]
 
 

@@ -16,12 +16,14 @@ values, and at position 1000 the rounding of the angle is 3e-5: not noise, but p
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from family_names import canonical
 from oracle_delta import by_key_head, convolve, gated_delta, unit
 from oracle_experts import scaled, separate
 from oracle_reading import (
@@ -37,6 +39,7 @@ from oracle_reading import (
     expected_names,
     expert_names,
     ffn_names,
+    norm_names,
     read_config,
     read_safetensors,
     rope_frequencies,
@@ -105,7 +108,8 @@ def load(
     for path in sorted(directory.glob("*.safetensors")):
         found |= read_safetensors(path)
     quantised = raw.get("quantization_config") or {}
-    found = separate(scaled(found, quantised.get("weight_block_size", (128, 128))))
+    found = scaled(found, quantised.get("weight_block_size", (128, 128)))
+    found = separate(canonical(config.family, found))
     matrices, exact = expected_names(config)
     unknown = set(found) - set(matrices) - set(exact) - ({"lm_head.weight"} if config.tied else set())
     missing = (set(matrices) | set(exact)) - set(found)
@@ -133,6 +137,15 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
 
 
+def norm(model: Checkpoint, name: str, x: Array) -> Array:
+    """A norm of the residual stream [n, d]: RMSNorm, or LayerNorm with a bias."""
+    if not model.config.layer_norm:
+        return rms_norm(x, model.weights[name + ".weight"] + model.config.unit_offset, model.config.norm_eps)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + model.config.norm_eps)
+    return np.asarray(centred / deviation * model.weights[name + ".weight"] + model.weights[name + ".bias"])
+
+
 def softmax(x: Array) -> Array:
     """Over the last axis. -inf becomes 0."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
@@ -150,6 +163,14 @@ def rotate(x: Array, inv_freq: Float32, scale: float = 1) -> Array:
     cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
     a, b, rest = np.split(x, [len(inv_freq), 2 * len(inv_freq)], axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def turn(config: Config, layer: int, y: Array) -> Array:
+    """[n, heads, d]. If neighbours rotate together they are set half apart: scores stay the same."""
+    halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
+    local = config.local and config.local[layer]
+    inv_freq = config.local_inv_freq if local else config.inv_freq
+    return rotate(halves if config.neighbours else y, inv_freq, config.rope_scale)
 
 
 def linear(model: Checkpoint, name: str, x: Array) -> Array:
@@ -173,18 +194,26 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             y = np.clip(y, -config.qkv_clip, config.qkv_clip)
         y = y.reshape(n, heads, config.head_dim)
         if config.qk_norm == "head" and name != "v":
-            y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
+            y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"] + config.unit_offset, config.norm_eps)
         return y
 
     queries = linear(model, prefix + "q_proj.weight", x)
     if config.family in DELTA:  # beside the query of each head stands its gate
         queries, gate = by_key_head(queries, config.n_heads, (config.head_dim, config.head_dim))
-    q = rotate(project("q", config.n_heads), config.inv_freq, config.rope_scale)
-    k = rotate(project("k", config.n_kv_heads), config.inv_freq, config.rope_scale)
+    rotates = not config.rotates or config.rotates[layer]
+    q, k = project("q", config.n_heads), project("k", config.n_kv_heads)
+    if rotates:
+        q, k = turn(config, layer, q), turn(config, layer, k)
+    if rotates and config.qk_norm == "after":
+        q, k = (rms_norm(y, np.ones(config.head_dim), config.norm_eps) for y in (q, k))
+    if config.temperature and not rotates:
+        step, strength = config.temperature
+        q = q * (1 + strength * np.log1p(np.floor((np.arange(n) + 1) / step)))[:, None, None]
     v = project("v", config.n_kv_heads)
     group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
     query, key = np.indices((n, n))
-    hidden = (key > query) | (key <= query - (config.windows[layer] or n))
+    window = config.windows[layer] or n
+    hidden = (key > query) | (key < query // window * window if config.aligned else key <= query - window)
     out = np.empty_like(q)
     for h in range(config.n_heads):
         scores = q[:, h] @ k[:, h // group].T * config.attn_scale  # [n, n]
@@ -256,22 +285,29 @@ def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
     return linear(model, prefix + "o_proj.weight", out.reshape(n, -1))
 
 
-def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
-    """down(SiLU(gate x) * up x). x [n, d]; names of gate [f, d], up [f, d], down [d, f]."""
+def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array, scale: Array | float = 1.0) -> Array:
+    """down(SiLU(gate x) * up x). x [n, d], times a scale [n, 1]; names of gate and up [f, d], down [d, f].
+    What a weight type rounds is x without the scale."""
     gate, up, down = names
     if model.config.gpt_oss:
         g, u = (linear(model, n, x) + model.weights[n.replace("weight", "bias")] for n in (gate, up))
         g, u = np.minimum(g, model.config.clamp), np.clip(u, -model.config.clamp, model.config.clamp)
         inner = (u + 1) * g / (1 + np.exp(-1.702 * g))
         return linear(model, down, inner) + model.weights[down.replace("weight", "bias")]
-    return linear(model, down, silu(linear(model, gate, x)) * linear(model, up, x))
+    if model.config.gelu:
+        g = linear(model, gate, x)
+        bent = g * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) / 2
+        return linear(model, down, bent * linear(model, up, x))
+    return linear(model, down, silu(scale * linear(model, gate, x)) * scale * linear(model, up, x))
 
 
 def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) -> Routing:
     """The k experts with the largest score (plus bias), of the best groups if there are any; their scores
     without bias are the weights, divided by their sum only where the model says so, times a constant."""
+    if config.near:
+        return choose_in_turn(config, layer, logits)
     scores = 1 / (1 + np.exp(-logits)) if config.sigmoid else softmax(logits)  # [n, E]
-    choice = scores + bias
+    choice = (logits if config.on_input else scores) + bias
     if config.groups[0] > config.groups[1]:
         members = choice.reshape(len(choice), config.groups[0], -1)  # [n, groups, experts of a group]
         worth = np.sort(members, axis=-1)[..., -2 if config.sigmoid else -1 :].sum(axis=-1)
@@ -282,15 +318,32 @@ def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) 
     experts = np.argsort(-choice, axis=-1, kind="stable")[:, : config.n_experts_used]
     chosen = np.take_along_axis(scores, experts, axis=-1)
     if config.renormalise:
-        chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0))
+        total = chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0)
+        chosen = chosen / np.maximum(total, config.norm_min)
     return Routing(layer, logits, experts, chosen * config.router_scale, choice)
+
+
+def choose_in_turn(config: Config, layer: int, logits: Array) -> Routing:
+    """SparseMixer at inference, row by row: the best of those left, and its share in a softmax over those
+    left whose distance from it, relative to the larger of its logit and their size, is small."""
+    experts = np.empty((len(logits), config.n_experts_used), np.int64)
+    weights = np.empty(experts.shape)
+    for row, values in enumerate(logits):
+        left = list(range(len(values)))
+        for i in range(config.n_experts_used):
+            best = max(left, key=lambda e: (values[e], -e))
+            top = values[best]
+            near = [e for e in left if (top - values[e]) / max(abs(values[e]), top) <= config.near]
+            experts[row, i], weights[row, i] = best, 1 / sum(np.exp(values[e] - top) for e in near)
+            left.remove(best)
+    return Routing(layer, logits, experts, weights, logits)
 
 
 def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
     """An expert that every token visits, scaled by the sigmoid of its own one-row router if it has one."""
     prefix = f"model.layers.{layer}.mlp."
     out = gated_ffn(model, ffn_names(f"{prefix}{model.config.shared}."), x)
-    if model.config.shared != "shared_expert":
+    if model.config.shared != "shared_expert" or not model.config.shared_gate:
         return out
     gate = 1 / (1 + np.exp(-(x @ model.weights[prefix + "shared_expert_gate.weight"].T)))  # [n, 1]
     return np.asarray(gate * out)
@@ -300,15 +353,18 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
     config = model.config
     gate = router_name(config, layer)
-    bias = model.weights[gate + "e_score_correction_bias"] if config.sigmoid else 0.0
+    bias = model.weights.get(gate + "e_score_correction_bias", 0.0)
     logits = x @ model.weights[gate + "weight"].T + model.weights.get(gate + "bias", 0.0)
     routing = route(config, layer, logits, bias)
     y = np.zeros_like(x)
     for expert in range(config.n_experts):
         rows, slots = np.nonzero(routing.experts == expert)
         if len(rows):
-            out = gated_ffn(model, expert_names(config, layer, expert), x[rows])
-            y[rows] += routing.weights[rows, slots, None] * out
+            weights, names = routing.weights[rows, slots, None], expert_names(config, layer, expert)
+            if config.on_input:
+                y[rows] += gated_ffn(model, names, x[rows], weights)
+            else:
+                y[rows] += weights * gated_ffn(model, names, x[rows])
     return (y + shared_expert(model, layer, x) if config.shared else y), routing
 
 
@@ -318,21 +374,26 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
 def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[Routing]]:
     """Logits [n, n_vocab] of every position and the routing of every MoE layer, in layer order."""
     config, weights = model.config, model.weights
-    x = weights["model.embed_tokens.weight"][np.asarray(ids)]  # [n, d]
+    x = weights["model.embed_tokens.weight"][np.asarray(ids)] * config.embed_scale  # [n, d]
     routings = []
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
         attend = latent_attention if config.latent else delta_network if config.linear[n] else attention
-        x = x + attend(model, n, rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps))
-        normed = rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.norm_eps)
+        names = [prefix + name for name in norm_names(config)]
+        out = attend(model, n, norm(model, names[0], x))
+        x = x + config.residual_scale * (norm(model, names[2], out) if config.post_norm else out)
+        normed = norm(model, names[1], x)
         if config.moe_layers[n]:
             out, routing = mixture(model, n, normed)
             routings.append(routing)
         else:
             out = gated_ffn(model, ffn_names(prefix + "mlp."), normed)
-        x = x + out
-    x = rms_norm(x, weights["model.norm.weight"], config.norm_eps)
-    return linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x), routings
+        x = x + config.residual_scale * (norm(model, names[3], out) if config.post_norm else out)
+    x = norm(model, "model.norm", x)
+    logits = linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x)
+    if config.cap:
+        logits = config.cap * np.tanh(logits / config.cap)
+    return logits * config.logit_scale + weights.get("lm_head.bias", 0.0), routings
 
 
 def greedy(model: Checkpoint, ids: Sequence[int], n_new: int) -> list[int]:

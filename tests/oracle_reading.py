@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from oracle_families import FAMILIES as MORE
+from oracle_families import fields_of
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,9 +31,16 @@ Activations = Callable[[Array], Array]
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
 DELTA = ("qwen3_next", "qwen3_5_moe_text")
-DENSE = ("llama", "qwen2", "qwen3", "mistral", "ministral")
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "gpt_oss", *DENSE, *GROUPED, *DELTA)
-THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
+DENSE = ("llama", "qwen2", "qwen3", "mistral", "ministral", "gemma3_text")
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "gpt_oss", *DENSE, *GROUPED, *DELTA, *MORE)
+THETA = {
+    "mixtral": 1e6,
+    "gpt_oss": 150000.0,
+    "ernie4_5_moe": 500000.0,
+    "minimax_m2": 5e6,
+    "phimoe": 1e6,
+    "llama4_text": 500000.0,
+}  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -79,6 +89,27 @@ class Config:
     linear: tuple[bool, ...]
     delta: tuple[int, int, int, int]
     windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
+    # Of the families of oracle_families.py, without effect in others.
+    embed_scale: float = 1.0  # multiplies embeddings
+    residual_scale: float = 1.0  # multiplies what a block adds to the residual stream
+    logit_scale: float = 1.0
+    layer_norm: bool = False  # norms of the residual stream take the mean off and have a bias
+    head_bias: bool = False  # logits have a bias
+    near: float = 0.0  # experts one after the other, each by a softmax over logits so near; 0: off
+    neighbours: bool = False  # neighbours rotate together, not elements half apart
+    local: tuple[bool, ...] = ()  # layers whose frequencies are local_inv_freq; (): none
+    local_inv_freq: Float32 = field(default_factory=lambda: np.zeros(0, np.float32))
+    post_norm: bool = False  # what a block adds is normalised, by RMSNorms of other names
+    unit_offset: bool = False  # norms have 1 + their weight
+    gelu: bool = False  # in place of SiLU, in its form with a tanh
+    cap: float = 0.0  # of the logits; 0: off
+    biased: bool = False  # chosen with a bias
+    rotates: tuple[bool, ...] = ()  # layers with RoPE; (): all
+    aligned: bool = False  # windows are blocks of positions, they do not slide
+    temperature: tuple[float, ...] = ()  # positions that share a factor of q, and its strength; (): off
+    on_input: bool = False  # weights multiply what experts read
+    shared_gate: bool = True  # of a block called shared_expert
+    norm_min: float = 0.0  # chosen weights are divided by no less
 
 
 def read_safetensors(path: Path) -> dict[str, Float32]:
@@ -141,6 +172,12 @@ def rope_frequencies(
     return np.asarray((1 - keep) * plain / factor + keep * plain, np.float32)
 
 
+def kind_of(raw: dict[str, Any], kind: str) -> dict[str, Any]:
+    """config.json with the RoPE settings of one kind of layer, where it has settings by kind."""
+    found = raw.get("rope_parameters") or {}
+    return {**raw, "rope_parameters": found[kind], "rope_theta": None} if kind in found else raw
+
+
 def yarn_scale(config: dict[str, Any], *names: str) -> float:
     """1 + 0.1 m log(factor) with m the product of some settings; 1 without YaRN or with an m of 0."""
     rope = rope_settings(config)
@@ -196,7 +233,7 @@ def read_config(raw: dict[str, Any]) -> Config:
     head_dim = derived if explicit is None else explicit
     dense = family in DENSE
     counts = [raw[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in raw]
-    n_experts = 0 if dense else counts[0]
+    n_experts = 0 if dense or not counts else counts[0]
     grouped = family in GROUPED
     first = raw["first_k_dense_replace"] if grouped else 0
     step, only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
@@ -207,19 +244,25 @@ def read_config(raw: dict[str, Any]) -> Config:
     share = raw.get("partial_rotary_factor", 0.5) if family == "glm4_moe" else 1
     if family in DELTA:
         share = rope_settings(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor", 0.25))
+    if raw.get("rotary_dim"):
+        share = raw["rotary_dim"] / head_dim
+    if family == "minimax_m2":
+        share = raw.get("rope_parameters", {}).get("partial_rotary_factor", share)
     if family == "glm4_moe":
         qk_norm = "head" if raw.get("use_qk_norm") else "none"
     else:
         head = ("qwen3", "qwen3_moe", "dots1", *DELTA)
         qk_norm = "head" if family in head else "full" if family == "olmoe" else "none"
-    return Config(
+    config = Config(
         family=family,
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=raw.get("num_key_value_heads") or n_heads,
         head_dim=head_dim,
         norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
-        inv_freq=rope_frequencies(raw, int(head_dim * share), THETA.get(family, 1e4)),
+        inv_freq=rope_frequencies(
+            kind_of(raw, "full_attention"), int(head_dim * share), THETA.get(family, 1e4)
+        ),
         rope_scale=rope_scale(raw),
         qk_norm=qk_norm,
         qkv_clip=raw.get("clip_qkv") if family == "olmoe" else None,
@@ -230,10 +273,11 @@ def read_config(raw: dict[str, Any]) -> Config:
             not dense and n >= first and n not in only and (n + 1) % step == 0 for n in range(n_layers)
         ),
         n_experts=n_experts,
-        n_experts_used=0 if dense else raw["num_experts_per_tok"],
+        n_experts_used=0 if dense else raw.get("num_experts_per_tok", 0),
         renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", family in DELTA)),
         shared="shared_expert" if family in ("qwen2_moe", *DELTA) else "shared_experts" if grouped else "",
         sigmoid=grouped and family != "deepseek_v2",
+        biased=grouped and family != "deepseek_v2",
         groups=(raw.get("n_group") or 1, raw.get("topk_group") or 1)
         if raw.get("topk_method", "") != "greedy"
         else (1, 1),
@@ -253,15 +297,21 @@ def read_config(raw: dict[str, Any]) -> Config:
         ),
         windows=windows_of(raw),
     )
+    more = fields_of(raw, head_dim)
+    if more.get("local"):
+        more["local_inv_freq"] = rope_frequencies(kind_of(raw, "sliding_attention"), head_dim, 1e4)
+    return replace(config, **more)
 
 
 def expected_names(config: Config) -> tuple[list[str], list[str]]:
     """(matrices that a weight type may round, tensors that stay f32), by Hugging Face name."""
     matrices = ["model.embed_tokens.weight"] + ([] if config.tied else ["lm_head.weight"])
-    exact = ["model.norm.weight"]
+    kinds = ("weight", "bias") if config.layer_norm else ("weight",)
+    exact = [f"model.norm.{kind}" for kind in kinds] + (["lm_head.bias"] if config.head_bias else [])
     for n in range(config.n_layers):
         layer, attn = f"model.layers.{n}.", f"model.layers.{n}.self_attn."
-        exact += [layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight"]
+        for name in norm_names(config):
+            exact += [f"{layer}{name}.{kind}" for kind in kinds]
         names = ["q", "k", "v", "o"]
         if config.latent:
             exact += [attn + "kv_a_layernorm.weight"] + (
@@ -281,7 +331,7 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
             exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
             exact += [attn + "o_proj.bias"] if config.out_bias else []
             exact += [attn + "sinks"] if config.gpt_oss else []
-            exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm != "none"]
+            exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm in ("head", "full")]
         if config.moe_layers[n]:
             exact.append(router_name(config, n) + "weight")
             exact += [router_name(config, n) + "bias"] if config.gpt_oss else []
@@ -289,13 +339,22 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
                 of_expert = expert_names(config, n, e)
                 matrices += of_expert
                 exact += [name.replace("weight", "bias") for name in of_expert if config.gpt_oss]
-            exact += [layer + "mlp.gate.e_score_correction_bias"] if config.sigmoid else []
+            exact += [layer + "mlp.gate.e_score_correction_bias"] if config.biased else []
             if config.shared:
-                exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
+                gated = config.shared == "shared_expert" and config.shared_gate
+                exact += [layer + "mlp.shared_expert_gate.weight"] if gated else []
                 matrices += ffn_names(f"{layer}mlp.{config.shared}.")
         else:
             matrices += ffn_names(layer + "mlp.")
     return matrices, exact
+
+
+def norm_names(config: Config) -> tuple[str, ...]:
+    """Of a layer: before attention, before the feed-forward, then after both where there are such."""
+    names: tuple[str, ...] = ("input", "post_attention")
+    if config.post_norm:
+        names = ("input", "pre_feedforward", "post_attention", "post_feedforward")
+    return tuple(f"{name}_layernorm" for name in names)
 
 
 def moe_prefix(config: Config, layer: int) -> str:

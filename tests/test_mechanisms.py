@@ -35,7 +35,24 @@ RULES: dict[str, dict[str, Any]] = {
     "experts with biases": {"expert_bias": 1},
     "a limit alone": {"ffn_limit": 0.6},
     "a clamped activation": {"ffn_limit": 1.5, "ffn_alpha": 1.702, "ffn_up_offset": 1.0},
+    "aligned windows": {"window": [20, 150], "window_aligned": 1},
+    "queries scaled by position": {"temperature_step": 50, "rope_set": [2, 0]},
+    "weights on what experts read": {"router_score": 2, "router_on_input": 1, "router_norm": 0},
+    "what is added is normalised": {"post_norm": 1},
+    "GELU": {"ffn_alpha": 1.5957691216, "ffn_cubic": 0.044715},
+    "capped logits": {"output_cap": 2.0},
+    "a scale of embeddings": {"embed_scale": 12.0},
+    "a scale of what layers add": {"residual_scale": 0.22},
+    "norms with a mean and a bias": {"layer_norm": 1},
+    "logits with a bias": {"output_bias": 1},
     "all of them": {
+        "layer_norm": 1,
+        "output_bias": 1,
+        "post_norm": 1,
+        "output_cap": 5.0,
+        "ffn_cubic": 0.1,
+        "embed_scale": 0.5,
+        "residual_scale": 3.0,
         "attn_sinks": 1,
         "window": [100, 0],
         "router_logit_bias": 1,
@@ -82,9 +99,18 @@ class File:
         return found
 
     def norm(self, x: Array, name: str) -> Array:
+        if self.config["layer_norm"]:
+            x = x - x.mean(axis=-1, keepdims=True)
         mean = np.mean(x * x, axis=-1, keepdims=True)
-        scaled: Array = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
-        return scaled
+        normed: Array = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
+        return normed + self.vector(name + "_bias")
+
+    def after(self, y: Array, name: str) -> Array:
+        """What a block adds, normalised where the config says so."""
+        if not self.config["post_norm"]:
+            return y
+        mean = np.mean(y * y, axis=-1, keepdims=True)
+        return np.asarray(y / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name + "_post_norm"))
 
 
 def attention(file: File, at: str, x: Array, window: int) -> Array:
@@ -96,7 +122,10 @@ def attention(file: File, at: str, x: Array, window: int) -> Array:
     sinks, group = file.vector(at + "attn_sinks", -np.inf), config["n_heads"] // config["n_kv_heads"]
     out = np.empty_like(q)
     query, key = np.indices((n, n))
-    seen = (key <= query) & (key > query - (window or n))
+    first = query // (window or n) * window if config["window_aligned"] else query + 1 - (window or n)
+    seen = (key <= query) & (key >= first)
+    if (step := config["temperature_step"]) and config["rope_set"][int(at.split(".")[1])] == 2:
+        q = q * (1 + file.vector("attn_temperature")[(np.arange(n) + 1) // step])[:, None, None]
     for head in range(config["n_heads"]):
         scores = q[:, head] @ k[:, head // group].T * config["attn_scale"]
         weights = np.exp(np.where(seen, scores, -np.inf))
@@ -111,7 +140,11 @@ def gated(file: File, x: Array, parts: list[Array], biases: list[Any] | None = N
     config, g, u = file.config, x @ gate.T + gate_bias, x @ up.T + up_bias
     if limit := config["ffn_limit"]:
         g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
-    inner = (u + config["ffn_up_offset"]) * g / (1 + np.exp(-config["ffn_alpha"] * g))
+    if config["ffn_cubic"] and config["ffn_alpha"] < 1.6:
+        silu = g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    else:
+        silu = g / (1 + np.exp(-config["ffn_alpha"] * (g + config["ffn_cubic"] * g**3)))
+    inner = (u + config["ffn_up_offset"]) * silu
     out: Array = inner @ down.T + down_bias
     return out
 
@@ -124,30 +157,40 @@ def experts(file: File, at: str, x: Array) -> Array:
     for row in range(len(x)):
         best = np.argsort(-logits[row], kind="stable")[: config["n_experts_used"]]
         weights = np.exp(logits[row, best] - logits[row].max())
-        for expert, weight in zip(best, weights / weights.sum(), strict=True):
+        weights /= weights.sum()
+        if config["router_score"] == 2:
+            weights = 1 / (1 + np.exp(-logits[row, best]))
+        for expert, weight in zip(best, weights, strict=True):
             biases = [
                 file.vector(f"{at}experts_{part}_bias").reshape(-1, width)[expert]
                 for part, width in widths
                 if config["expert_bias"]
             ]
-            y[row] += weight * gated(file, x[row], file.matrices(f"{at}experts.{expert}"), biases)
+            parts = file.matrices(f"{at}experts.{expert}")
+            if config["router_on_input"]:
+                y[row] += gated(file, weight * x[row], parts)
+            else:
+                y[row] += weight * gated(file, x[row], parts, biases)
     return y
 
 
 def forward(path: Path, ids: npt.ArrayLike) -> Array:
     file = File(path)
-    x = file.matrices("embedding")[0][np.asarray(ids)]
+    x = file.matrices("embedding")[0][np.asarray(ids)] * file.config["embed_scale"]
+    added = file.config["residual_scale"]
     for layer, n_experts in enumerate(file.config["n_experts"]):
         at = f"layers.{layer}."
         window = file.config["window"][layer]
-        x = x + attention(file, at, file.norm(x, at + "attn_norm"), window)
+        x = x + added * file.after(attention(file, at, file.norm(x, at + "attn_norm"), window), at + "attn")
         normed = file.norm(x, at + "ffn_norm")
         if n_experts:
-            x = x + experts(file, at, normed)
+            x = x + added * file.after(experts(file, at, normed), at + "ffn")
         else:
             parts = [file.matrices(f"{at}ffn_{part}")[0] for part in ("gate", "up", "down")]
-            x = x + gated(file, normed, parts)
-    return file.norm(x, "output_norm") @ file.matrices("output")[0].T
+            x = x + added * file.after(gated(file, normed, parts), at + "ffn")
+    logits = file.norm(x, "output_norm") @ file.matrices("output")[0].T + file.vector("output_bias")
+    cap = file.config["output_cap"]
+    return cap * np.tanh(logits / cap) if cap else logits
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -22,7 +22,7 @@ HEADER = (ROOT / "include" / "colibri.h").read_text(encoding="utf-8")
 MADE = {"build", "dist", "__pycache__", "_ffi.py"}  # by builds and tools
 FAMILIES = (
     "mixtral|qwen|olmoe|deepseek|gpt[-_]?oss|granite|phi[-_]?moe|ernie|switch[-_]transformer|llama|jamba|dbrx"
-    "|nllb|glm|dots1|kimi|mistral|ministral"
+    "|nllb|glm|dots1|kimi|mistral|ministral|minimax|gemma|lfm"
 )
 ENGINE = ("engine", "generate", "sampling", "tokenizer", "chat", "_native")
 

@@ -59,7 +59,7 @@ PYTHON: Table = [
     ("convert/tensors",),
     ("convert/registry",),
     ("convert/families/",),
-    ("convert/routing", "convert/latent", "convert/delta"),
+    ("convert/routing", "convert/latent", "convert/delta", "convert/sandwich"),
     ("convert/decoder", "convert/embedded", "convert/mxfp4", "convert/fp8"),
     ("convert/rope", "convert/windows", "convert/tokenizer_files"),
     ("convert/sentencepiece_model", "convert/tiktoken_file"),

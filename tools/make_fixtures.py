@@ -26,9 +26,11 @@ sys.path.insert(0, str(TESTS))
 import oracle  # noqa: E402
 from fixtures import models  # noqa: E402
 from fixtures.variants import N_GREEDY, VARIANTS, Variant  # noqa: E402
+from oracle_families import CHOSEN_WITH_BIAS  # noqa: E402
 
 TOKEN_MARGIN = 1e-3  # best minus second-best logit at every greedy step
 EXPERT_MARGIN = 1e-4  # last chosen minus first rejected probability, relative gate logits
+UNORDERED = (*oracle.GROUPED, *CHOSEN_WITH_BIAS)  # the choice is not among gate logits, in no order
 Float32 = npt.NDArray[np.float32]
 
 
@@ -39,16 +41,17 @@ def reference(directory: Path, ids: list[int]) -> tuple[Float32, dict[str, npt.N
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.train(False)
-    seen: list[tuple[Any, Any, Any]] = []
+    k = getattr(model.config, "num_experts_per_tok", 0)
+    seen: list[tuple[Any, ...]] = []
     hooks = [
         module.register_forward_hook(lambda _module, _args, out: seen.append(out))
         for module in model.modules()
-        if type(module).__name__.lower().endswith("topkrouter")
+        if type(module).__name__.endswith(("TopKRouter", "TopkRouter", "4Router"))
     ]
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
         routing = {
-            key: np.stack([out[i].numpy() for out in seen])
+            key: np.stack([decided(out, k)[i].numpy() for out in seen])
             for i, key in enumerate(("logits", "weights", "experts"))
             if seen
         }
@@ -59,6 +62,14 @@ def reference(directory: Path, ids: list[int]) -> tuple[Float32, dict[str, npt.N
             last = model(torch.tensor([ids + tokens]), use_cache=False).logits[0, -1]
             tokens.append(int(last.argmax()))
     return logits, routing, tokens
+
+
+def decided(out: tuple[Any, ...], k: int) -> tuple[Any, ...]:
+    """(gate logits, weights, experts) of a router; one kind returns (weights of all experts, gate logits)."""
+    if len(out) == 3:
+        return out
+    weights, experts = out[0].topk(k)
+    return out[1], weights, experts
 
 
 def faults(variant: Variant, directory: Path, logits: Float32, tokens: list[int]) -> list[str]:
@@ -73,7 +84,7 @@ def faults(variant: Variant, directory: Path, logits: Float32, tokens: list[int]
         found.append(f"greedy margin {margin:.2e} is nearly a tie")
     for routing in routings:
         k = routing.experts.shape[1]
-        margins = routing.choice if variant.family in oracle.GROUPED else routing.logits
+        margins = routing.choice if variant.family in UNORDERED else routing.logits
         ranked = -np.sort(-margins, axis=-1)  # best first
         gaps = (
             ranked[:, :k] - ranked[:, 1 : k + 1]
@@ -105,7 +116,7 @@ def make(name: str, out: Path) -> bool:
         problems = faults(variant, directory, logits, tokens)
         digest = models.digest(directory)
         ours, routings = oracle.forward(oracle.load(directory), variant.prompt)
-    if variant.family in oracle.GROUPED:
+    if variant.family in UNORDERED:
         in_order(routing, routings)
     error = float(np.abs(ours - logits).max())
     distinct = len(set(tokens))

@@ -145,14 +145,15 @@ INLINE vf vf_softplus(vf x)
     return vf_fma(p, s, vf_max(x, vf_set1(0)));
 }
 
-static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float offset)
+static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset)
 {
     const vf zero = vf_set1(0), factor = vf_set1(alpha);
     const vf most = vf_set1(limit > 0 ? limit : __builtin_inff()), least = vf_sub(zero, most);
     const vf added = vf_set1(offset == 0 ? -0.0f : offset); /* the one number that adds nothing, not even a sign */
     for (int32_t i = 0; i < n; i += 16) {
         const vf g = vf_min(most, load_at(gate, i, n)), u = vf_max(least, vf_min(most, load_at(up, i, n)));
-        store_at(gate, i, n, vf_mul(vf_sigmoid_mul(g, vf_mul(factor, g)), vf_add(u, added)));
+        const vf bent = vf_fma(vf_mul(vf_mul(vf_set1(cubic), g), g), g, g); /* g itself where cubic is 0 */
+        store_at(gate, i, n, vf_mul(vf_sigmoid_mul(g, vf_mul(factor, bent)), vf_add(u, added)));
     }
 }
 
@@ -203,6 +204,26 @@ static void kernel_rms_norm(float *out, const float *x, const float *weight, int
         const vf y = vf_mul(load_at(x, i, n), scale);
         store_at(out, i, n, weight == NULL ? y : vf_mul(y, load_at(weight, i, n)));
     }
+}
+
+static void kernel_soft_cap(float *x, float cap, int32_t n)
+{
+    const vf most = vf_set1(cap), twice = vf_set1(2 * cap), slope = vf_set1(2 / cap);
+    for (int32_t i = 0; i < n; i += 16) {
+        const vf e = vf_exp(vf_mul(slope, load_at(x, i, n)));
+        store_at(x, i, n, vf_sub(most, vf_div(twice, vf_add(vf_set1(1), e))));
+    }
+}
+
+static void kernel_centre(float *out, const float *x, int32_t n)
+{
+    vf low = vf_set1(0), high = vf_set1(0);
+    for (int32_t i = 0; i < n; i += 32) {
+        low = vf_add(load_at(x, i, n), low);
+        high = vf_add(load_at(x, i + 16, n), high);
+    }
+    const vf mean = vf_set1(fold_add(low, high) / (float)n);
+    for (int32_t i = 0; i < n; i += 16) store_at(out, i, n, vf_sub(load_at(x, i, n), mean));
 }
 
 static void kernel_rotate(float *x, const float *cosine, const float *sine, int32_t dim)
@@ -549,6 +570,8 @@ const struct kernels KERNELS = {
                [TYPE_Q6] = matmul_q6, [TYPE_MXFP4] = matmul_mxfp4},
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
+    .centre = kernel_centre,
+    .soft_cap = kernel_soft_cap,
     .silu_mul = kernel_silu_mul,
     .sigmoid_mul = kernel_sigmoid_mul,
     .convolve = kernel_convolve,

@@ -121,9 +121,11 @@ struct kernels {
     void (*quantize)(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row);
     /* out = x / sqrt(mean(x^2) + eps) * weight (NULL: 1). out may be x. Zhang and Sennrich, arXiv:1910.07467 */
     void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
-    /* gate = (up + offset) * gate * sigmoid(alpha * gate), where limit > 0 of a gate of at most limit and of up within
-     * +- limit. With 0, 1, 0: silu(gate) * up. arXiv:2002.05202 */
-    void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float offset);
+    void (*centre)(float *out, const float *x, int32_t n);     /* out = x - mean(x); out may be x */
+    void (*soft_cap)(float *x, float cap, int32_t n);          /* x = cap * tanh(x / cap) */
+    /* gate = (up + offset) * gate * sigmoid(alpha * (gate + cubic * gate^3)), where limit > 0 of a gate of at most limit and of up within
+     * +- limit. With 0, 1, 0, 0: silu(gate) * up. arXiv:2002.05202 */
+    void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset);
     void (*sigmoid_mul)(float *y, const float *x, int32_t n);  /* y *= sigmoid(x) */
     /* In place, each row of x [n][stride] becomes the sum over j < width of weight [j][w_stride] times the row width - 1 - j in
      * front of it, or silu of that. past [width - 1][cols]: the rows in front of the first, then of those to come. */

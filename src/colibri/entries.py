@@ -125,6 +125,11 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         chosen = type or of(name, 1)[0]
         return Entry(name, "matrix", rows, cols, (chosen,), matrix_bytes(rows, cols, chosen))
 
+    def norm(name: str) -> Iterator[Entry]:
+        yield vector(name, n_embd)
+        if config["layer_norm"]:
+            yield vector(name + "_bias", n_embd)
+
     def latent(at: str) -> Iterator[Entry]:
         if q_latent:
             yield matrix(at + "attn_q_latent", q_latent, n_embd)
@@ -137,7 +142,7 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         for head in range(n_heads):
             yield matrix(f"{at}attn_v_up.{head}", config["value_dim"], kv_latent)
 
-    def grouped(at: str) -> Iterator[Entry]:
+    def grouped(at: str, layer: int) -> Iterator[Entry]:
         projections = (("q", n_q), ("k", n_kv), ("v", n_kv))
         for part, rows in projections:
             yield matrix(f"{at}attn_{part}", rows, n_embd)
@@ -146,9 +151,9 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         if config["attn_qkv_bias"]:
             for part, rows in projections:
                 yield vector(f"{at}attn_{part}_bias", rows)
-        if config["qk_norm"]:
+        if config["qk_norm"] and (config["qk_norm"] != 3 or config["rope_set"][layer] != 2):
             for part, rows in projections[:2]:
-                yield vector(f"{at}attn_{part}_norm", head_dim if config["qk_norm"] == 1 else rows)
+                yield vector(f"{at}attn_{part}_norm", rows if config["qk_norm"] == 2 else head_dim)
 
     def delta(at: str) -> Iterator[Entry]:
         heads, value_dim = config["delta_heads"], config["delta_value_dim"]
@@ -163,11 +168,13 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield vector(at + "delta_value_norm", value_dim)
         yield matrix(at + "delta_out", n_embd, heads * value_dim)
 
-    def attention(at: str) -> Iterator[Entry]:
-        yield from latent(at) if kv_latent else grouped(at)
+    def attention(at: str, layer: int) -> Iterator[Entry]:
+        yield from latent(at) if kv_latent else grouped(at, layer)
         yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)
+        if config["post_norm"]:
+            yield vector(at + "attn_post_norm", n_embd)
         if config["attn_sinks"]:
             yield vector(at + "attn_sinks", config["n_heads"])
 
@@ -179,14 +186,20 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
     yield matrix("embedding", n_vocab, n_embd)
     if not config["tied_output"]:
         yield matrix("output", n_vocab, n_embd)
-    yield vector("output_norm", n_embd)
+    if config["output_bias"]:
+        yield vector("output_bias", n_vocab)
+    yield from norm("output_norm")
     if config["rope_dim"]:
-        yield vector("rope_inv_freq", config["rope_dim"] // 2)
+        yield vector("rope_inv_freq", config["rope_sets"] * (config["rope_dim"] // 2))
+    if step := config["temperature_step"]:
+        yield vector("attn_temperature", config["context_length"] // step + 1)
     for layer in range(config["n_layers"]):
         at = f"layers.{layer}."
-        yield vector(at + "attn_norm", n_embd)
-        yield from delta(at) if config["mixer"][layer] else attention(at)
-        yield vector(at + "ffn_norm", n_embd)
+        yield from norm(at + "attn_norm")
+        yield from delta(at) if config["mixer"][layer] else attention(at, layer)
+        yield from norm(at + "ffn_norm")
+        if config["post_norm"]:
+            yield vector(at + "ffn_post_norm", n_embd)
         n_experts = config["n_experts"][layer]
         if not n_experts:
             yield from gated(at + "ffn", config["n_ff"])
@@ -225,7 +238,7 @@ def entry_class(entry: Entry) -> str:
         return part
     if part in ("router", "router_logit_bias", "router_bias", "shared_router"):
         return "routers"
-    if part.endswith("_norm"):
+    if part.removesuffix("_bias").endswith("_norm"):
         return "norms"
     kind = part.split("_", 1)[0]
     return {"attn": "attention", "delta": "attention", "rope": "attention", "ffn": "dense"}.get(kind, kind)

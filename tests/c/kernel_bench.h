@@ -37,7 +37,7 @@ static inline void bench_call(const struct bench *b)
     switch (b->entry) {
     case QUANTIZE: k->quantize(b->b, BENCH_N, 0, BENCH_N / Q8_GROUP, b->row); break;
     case RMS_NORM: k->rms_norm(b->a, b->b, b->b, BENCH_N, 1e-5f); break;
-    case SILU_MUL: k->silu_mul(b->a, b->b, BENCH_N, 7, 1.702f, 1); break;
+    case SILU_MUL: k->silu_mul(b->a, b->b, BENCH_N, 7, 1.702f, 0, 1); break;
     case SOFTMAX: k->softmax(b->a, BENCH_N); break;
     case ROTATE: k->rotate(b->a, b->b, b->b + BENCH_HEAD, BENCH_HEAD); break;
     case ADD: k->add(b->a, b->b, BENCH_N); break;

@@ -96,11 +96,14 @@ static void test_rows(int32_t n, enum content content)
         compare(what, a, b, bytes + 8, n, 0);  \
     } while (0)
     BOTH("rms_norm", rms_norm(a + 1, x + 1, w + 1, n, 1e-6f), rms_norm(b + 1, x + 1, w + 1, n, 1e-6f));
+    BOTH("centre", centre(a + 1, x + 1, n), centre(b + 1, x + 1, n));
+    BOTH("centre in place", centre(a + 1, a + 1, n), centre(b + 1, b + 1, n));
+    BOTH("soft_cap", soft_cap(a + 1, 1.5f, n), soft_cap(b + 1, 1.5f, n));
     BOTH("rms_norm in place", rms_norm(a + 1, a + 1, w + 1, n, 1e-6f), rms_norm(b + 1, b + 1, w + 1, n, 1e-6f));
     BOTH("rms_norm without weights", rms_norm(a + 1, x + 1, NULL, n, 1e-6f), rms_norm(b + 1, x + 1, NULL, n, 1e-6f));
     BOTH("sigmoid_mul", sigmoid_mul(a + 1, w + 1, n), sigmoid_mul(b + 1, w + 1, n));
-    BOTH("silu_mul", silu_mul(a + 1, w + 1, n, 0, 1, 0), silu_mul(b + 1, w + 1, n, 0, 1, 0));
-    BOTH("silu_mul, clamped", silu_mul(a + 1, w + 1, n, 0.7f, 1.7f, 1), silu_mul(b + 1, w + 1, n, 0.7f, 1.7f, 1));
+    BOTH("silu_mul", silu_mul(a + 1, w + 1, n, 0, 1, 0, 0), silu_mul(b + 1, w + 1, n, 0, 1, 0, 0));
+    BOTH("silu_mul, clamped", silu_mul(a + 1, w + 1, n, 0.7f, 1.7f, 0.1f, 1), silu_mul(b + 1, w + 1, n, 0.7f, 1.7f, 0.1f, 1));
     BOTH("softmax", softmax(a + 1, n), softmax(b + 1, n));
     BOTH("add", add(a + 1, w + 1, n), add(b + 1, w + 1, n));
     BOTH("add_scaled", add_scaled(a + 1, w + 1, 0.37f, n), add_scaled(b + 1, w + 1, 0.37f, n));

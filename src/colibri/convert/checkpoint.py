@@ -121,7 +121,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
             f"{source} has no config.json, so it is not a Hugging Face checkpoint. Give the directory that "
             "holds config.json and the .safetensors files."
         )
-    config = _text_part(read_json(config_path))
+    config = _text_part(read_json(config_path), config_path)
     files = weight_files(source)
     tensors: dict[str, SourceTensor] = {}
     for file in files:
@@ -136,15 +136,17 @@ def open_checkpoint(source: Path) -> Checkpoint:
     return Checkpoint(source, config, tensors, tuple(files))
 
 
-def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+def _text_part(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The keys of the language model where config.json wraps it in a larger one. What stands beside them
-    stays, and says which model it is."""
+    counts where they are silent, and says which model it is."""
     text = config.get("text_config")
-    if not isinstance(text, dict):
+    if text is None:
         return config
+    if not isinstance(text, dict):
+        raise ConversionError(f"{path}: text_config = {text!r:.120}; expected an object. Download it again.")
     outer = {name: value for name, value in config.items() if name != "text_config"}
     named = {name: outer[name] for name in ("model_type", "architectures") if name in outer}
-    return outer | text | named
+    return outer | {name: value for name, value in text.items() if value is not None} | named
 
 
 @contextmanager

@@ -235,9 +235,10 @@ def _generation(
     tokenizer: bytes | None,
 ) -> dict[str, Any]:
     config = _optional(checkpoint.path / "generation_config.json")
+    main = checkpoint.config
     bos_of_tokenizer = ids.get(special.get("bos_token", ""))
     eos_of_tokenizer = ids.get(special.get("eos_token", ""))
-    sources = (config.get("eos_token_id"), checkpoint.config.get("eos_token_id"), eos_of_tokenizer)
+    sources = (config.get("eos_token_id"), main.get("eos_token_id"), eos_of_tokenizer)
     eos: list[int] = []
     for value in sources if any(source is not None for source in sources) else (list(defaults[1]),):
         eos += [number for number in (value if isinstance(value, list) else [value]) if number is not None]
@@ -247,7 +248,7 @@ def _generation(
     candidates = (
         bos_of_tokenizer,
         config.get("bos_token_id"),
-        checkpoint.config.get("bos_token_id"),
+        main.get("bos_token_id"),
         defaults[0],
     )
     bos = next((number for number in candidates if isinstance(number, int) and 0 <= number < n_vocab), None)

@@ -7,6 +7,7 @@ Refuses: unknown keys with a value, keys of the wrong type, mechanisms that the 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,7 @@ _REASONS = {
         "_attn_implementation_autoset _experts_implementation experts_implementation _flash_attn_2_enabled "
         "use_flash_attn cache_implementation low_cpu_mem_usage ep_size mamba_ssm_dtype"
     ),
-    "other inputs than text, and layers for tokens further on: left out": (
-        "vision_config image_token_id video_token_id vision_start_token_id vision_end_token_id "
-        "mtp_num_hidden_layers mtp_use_dedicated_embeddings"
-    ),
+    "layers for tokens further on: left out": "mtp_num_hidden_layers mtp_use_dedicated_embeddings",
     "token ids, read for generation.json": (
         "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id forced_bos_token_id "
         "forced_eos_token_id bos_token eos_token"
@@ -68,7 +66,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
 }
+# What a checkpoint of several modalities says beside its text.
+_OTHER_MODALITIES = re.compile(
+    r"(vision|audio|image|video|mm|bo[iav]|eo[iav])_\w*(config|token|index|id|image|soft_tokens)\w*"
+)
 _MISSING = object()
+
+
+def harmless(name: str) -> str:
+    """Why a key changes nothing; empty if it may."""
+    return "other inputs than text: left out" if _OTHER_MODALITIES.fullmatch(name) else HARMLESS.get(name, "")
 
 
 class Keys:
@@ -148,7 +155,7 @@ class Keys:
         unknown = [
             f"{name} = {value!r:.60}"
             for name, value in self.values.items()
-            if name not in self._read | HARMLESS.keys() | NEUTRAL.keys() and value not in (None, [], {}, "")
+            if not (name in self._read | NEUTRAL.keys() or value in (None, [], {}, "") or harmless(name))
         ]
         if unknown:
             raise ConversionError(
@@ -163,8 +170,8 @@ class Keys:
             return "names code, which is never run"
         if name in self._read and name not in NEUTRAL:
             return ""
-        if name in HARMLESS:
-            return HARMLESS[name]
+        if why := harmless(name):
+            return why
         if name in NEUTRAL:
             return "" if name in self._read and name not in self.required else "without effect at this value"
         return "empty"

@@ -23,7 +23,7 @@ from colibri.convert.checkpoint import Checkpoint, ReadRows, View, open_checkpoi
 from colibri.convert.mxfp4 import panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
 from colibri.convert.prepare import CONVERTER_VERSION, Plan, Request, prepare
-from colibri.convert.tensors import scales_of
+from colibri.convert.tensors import pattern_of, scales_of
 from colibri.entries import Entry, bytes_by_class, weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Writer, is_container
@@ -87,8 +87,9 @@ def convert(
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
-                if entry.name == "rope_inv_freq":
-                    chunks = iter([memoryview(plan.decoder.inv_freq.astype("<f4").tobytes())])
+                values = plan.decoder.made.get(pattern_of(entry.name)[0])
+                if values is not None:
+                    chunks = iter([memoryview(values.astype("<f4").tobytes())])
                 else:
                     chunks = _packed(entry, plan.views[entry.name], read, pool)
                 writer.write(entry.name, count(entry.name, chunks))

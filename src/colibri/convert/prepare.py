@@ -63,6 +63,7 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     family = family_of(keys)
     forms = fp8.read_forms(keys)
     decoder = family.read_config(keys)
+    decoder = decoder._replace(made={"rope_inv_freq": decoder.inv_freq, **decoder.made})
     keys.finish()
     config = decoder.config
     if not any(config.get("n_experts", ())):

@@ -1,0 +1,112 @@
+"""What the numpy oracle reads from config.json beyond the mechanisms of the first families.
+
+Role: fields of oracle_reading.Config that a family sets, by its model_type.
+Owns: the class defaults of these families in Transformers 5.24. Refuses: importing colibri, computing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text", "gemma3_text")
+CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
+
+
+def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Nothing for other families."""
+    readers = {
+        "granitemoe": _granitemoe,
+        "ernie4_5_moe": _ernie4_5_moe,
+        "minimax_m2": _minimax_m2,
+        "phimoe": _phimoe,
+        "llama4_text": _llama4_text,
+        "gemma3_text": _gemma3_text,
+    }
+    family = raw["model_type"]
+    return readers[family](raw, head_dim) if family in readers else {}
+
+
+def _granitemoe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {
+        "renormalise": True,
+        "embed_scale": raw["embedding_multiplier"],
+        "attn_scale": raw["attention_multiplier"],
+        "residual_scale": raw["residual_multiplier"],
+        "logit_scale": 1 / raw["logits_scaling"],
+    }
+
+
+def _ernie4_5_moe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    last = raw["moe_layer_end_index"] % raw["num_hidden_layers"]  # -1 is the last one
+    return {
+        "norm_eps": raw["rms_norm_eps"],
+        "neighbours": True,
+        "moe_layers": tuple(
+            raw["moe_layer_start_index"] <= n <= last and (n + 1) % raw["moe_layer_interval"] == 0
+            for n in range(raw["num_hidden_layers"])
+        ),
+        "n_experts": raw["moe_num_experts"],
+        "n_experts_used": raw["moe_k"],
+        "biased": True,
+        "renormalise": True,
+        "norm_min": raw["moe_norm_min"],
+        "shared": "shared_experts" if raw["moe_num_shared_experts"] else "",
+    }
+
+
+def _minimax_m2(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {"qk_norm": "full", "sigmoid": True, "biased": True, "renormalise": True}
+
+
+def _phimoe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {
+        "norm_eps": raw["rms_norm_eps"],
+        "near": 2 * raw["router_jitter_noise"],
+        "layer_norm": True,
+        "head_bias": raw["lm_head_bias"],
+    }
+
+
+def _llama4_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    n = raw["num_hidden_layers"]
+    rotates = tuple(flag == 1 for flag in raw["no_rope_layers"])
+    chunks = raw["attention_chunk_size"]
+    step = raw["interleave_moe_layer_step"]
+    return {
+        "norm_eps": raw["rms_norm_eps"],
+        "neighbours": True,
+        "rotates": rotates,
+        "windows": tuple(chunks if one else 0 for one in rotates),
+        "aligned": True,
+        "temperature": (raw["floor_scale"], raw["attn_scale"]) if raw["attn_temperature_tuning"] else (),
+        "qk_norm": "after" if raw["use_qk_norm"] else "none",
+        "moe_layers": tuple((layer + 1) % step == 0 for layer in range(n)),
+        "on_input": True,
+        "sigmoid": True,
+        "biased": False,
+        "renormalise": False,
+        "shared": "shared_expert",
+        "shared_gate": False,
+    }
+
+
+def _sandwich(raw: dict[str, Any]) -> dict[str, Any]:
+    """Blocks normalised before and after; layers that see a window have RoPE settings of their own."""
+    local = tuple(kind == "sliding_attention" for kind in raw["layer_types"])
+    return {
+        "moe_layers": (False,) * raw["num_hidden_layers"],
+        "n_experts": 0,
+        "n_experts_used": 0,
+        "norm_eps": raw["rms_norm_eps"],
+        "windows": tuple(raw["sliding_window"] if one else 0 for one in local),
+        "local": local,
+        "post_norm": True,
+        "gelu": True,
+        "qk_norm": "head",
+        "embed_scale": raw["hidden_size"] ** 0.5,
+        "cap": raw["final_logit_softcapping"] or 0.0,
+    }
+
+
+def _gemma3_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return _sandwich(raw) | {"unit_offset": True, "attn_scale": raw["query_pre_attn_scalar"] ** -0.5}
