@@ -190,3 +190,13 @@ def test_states_are_a_part_of_the_plan() -> None:
         blocks = 128 * (24 + 32) * 4
         plan: Any = model.memory
         assert 0 <= plan.kv_cache - (3 * state + blocks + 4 * 128) < 1024
+
+
+def test_profiles_show_the_layers_with_a_state() -> None:
+    with colibri.load(models.converted(*CASE), threads=2, context=300) as model:
+        with colibri.measure(model) as profile:
+            model.logits(IDS)
+        took = dict(zip(profile.phases, profile.phase_ns[:LAYERS].T > 0, strict=True))
+    assert took["delta"].tolist() == [True, False, True]
+    assert took["rope"].tolist() == [False, True, False]
+    assert took["qkv"].all() and took["attn_out"].all()
