@@ -109,6 +109,17 @@ def test_a_rewound_sequence_is_forked_with_its_states() -> None:
         assert feed(run, IDS[260:], 1) == (rows(260), 40 + 4)
 
 
+def test_a_fork_has_the_older_states_too() -> None:
+    with engine(models.converted(*CASE), max_batch=2) as run:
+        feed(run, IDS[:200], 1)
+        feed(run, IDS[200:290], 1)
+        native.fork(run.context, 1, 0)
+        for position, again in ((270, 14), (250, 122)):
+            native.rewind(run.context, 0, position)
+            assert feed(run, IDS[position:], 0) == (rows(position), 300 - position + again)
+        assert feed(run, IDS[290:], 1) == (rows(290), 10)
+
+
 @pytest.mark.parametrize("held", [0, 1, 100, 200])
 def test_a_cancelled_evaluation_is_undone(held: int) -> None:
     """In every chunk and layer: states of some layers are then ahead of others."""
@@ -179,3 +190,13 @@ def test_states_are_a_part_of_the_plan() -> None:
         blocks = 128 * (24 + 32) * 4
         plan: Any = model.memory
         assert 0 <= plan.kv_cache - (3 * state + blocks + 4 * 128) < 1024
+
+
+def test_profiles_show_the_layers_with_a_state() -> None:
+    with colibri.load(models.converted(*CASE), threads=2, context=300) as model:
+        with colibri.measure(model) as profile:
+            model.logits(IDS)
+        took = dict(zip(profile.phases, profile.phase_ns[:LAYERS].T > 0, strict=True))
+    assert took["delta"].tolist() == [True, False, True]
+    assert took["rope"].tolist() == [False, True, False]
+    assert took["qkv"].all() and took["attn_out"].all()

@@ -44,8 +44,6 @@ _ALWAYS = (
     "partial_rotary_factor",
     "original_max_position_embeddings",
     "finetuned",
-    "mrope_section",  # of images; the three positions of a text are the same
-    "mrope_interleaved",
 )
 
 

@@ -54,6 +54,9 @@ EXPERTS: ExpertNames | None = SHARED_EXPERTS
 
 def read_config(keys: Keys) -> Decoder:
     """Every layer is routed: mlp_only_layers must be empty, and intermediate_size means nothing."""
+    for name in ("rope_parameters", "rope_scaling"):  # mrope is of images: a text's three positions are one
+        if isinstance(found := keys.values.get(name), dict):
+            keys.values[name] = {key: value for key, value in found.items() if not key.startswith("mrope_")}
     decoder = read_delta(keys, DEFAULTS)
     keys.raw("intermediate_size")
     routed = [True] * decoder.config["n_layers"]
