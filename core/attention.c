@@ -161,7 +161,7 @@ static void output_item(void *argument, int32_t row, int32_t worker)
     const int32_t n_embd = c->config->n_embd;
     const size_t at = (size_t)row * (size_t)n_embd;
     if (work->weights->out_bias != NULL) c->kernels->add(c->h.f32 + at, work->weights->out_bias, n_embd);
-    c->kernels->add(c->x + at, c->h.f32 + at, n_embd);
+    c->kernels->add_scaled(c->x + at, c->h.f32 + at, c->config->residual_scale, n_embd);
 }
 
 /* Keys and values that all query heads of all rows read. */
@@ -219,7 +219,7 @@ void attention_layer(struct chunk *c, int32_t layer)
     const bool latent = c->config->kv_latent_dim > 0;
     struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0, 0};
     const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) || type_reads_q8(w->q_latent.type);
-    product_norm(c, c->x, w->attn_norm, c->config->norm_eps, q8, &c->h);
+    product_norm(c, c->x, w->attn_norm, w->attn_norm_bias, c->config->norm_eps, q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     if (latent) latent_queries(c, layer);
     else grouped_queries(c, layer, &work);

@@ -172,6 +172,14 @@ static const char *group_fault(const struct config *c)
     return NULL;
 }
 
+static const char *router_fault(const struct config *c)
+{
+    if (c->router_near > 0 && (c->router_score || c->router_bias || c->n_expert_groups)) {
+        return "router_near goes without router_score, router_bias and n_expert_groups";
+    }
+    return group_fault(c);
+}
+
 static const char *latent_fault(const struct config *c)
 {
     if (c->kv_latent_dim == 0) {
@@ -202,7 +210,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = group_fault(config)) == NULL) fault = latent_fault(config);
+    else if ((fault = router_fault(config)) == NULL) fault = latent_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

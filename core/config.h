@@ -26,6 +26,9 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     FLOAT(rope_scale, 0.0001, 10000, 1, "multiplies cos and sin")                                                     \
     INT(context_length, 1, 1073741824, REQUIRED, "positions the model was trained for")                               \
     FLOAT(norm_eps, 0, 1, REQUIRED, "epsilon of every RMSNorm")                                                       \
+    INT(layer_norm, 0, 1, 0, "1: norms of the residual stream take the mean off and have a bias")                     \
+    FLOAT(embed_scale, 0.5, 10000, 1, "multiplies a token's row of the embedding")                                 \
+    FLOAT(residual_scale, 0.0001, 10000, 1, "multiplies what attention and feed-forward add to the residual stream")  \
     FLOAT(attn_scale, 0.0000001, 1000, REQUIRED, "multiplies q.k before the softmax")                                 \
     FLOAT(qkv_clip, 0, 1000000, 0, "clamps q, k and v to +- this before RoPE; 0: off")                                 \
     INT(qk_norm, 0, 2, 0, "RMSNorm of q and k before RoPE: 1 per head, 2 over the full projection; 0: off")           \
@@ -34,17 +37,20 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     LAYER(window, 0, 1073741824, 0, "keys a query of the layer sees, itself the last of them; 0: all before it")      \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
+    INT(output_bias, 0, 1, 0, "1: logits have a bias")                                                                \
     INT(n_ff, 0, 1048576, 0, "width of the dense feed-forward; needed where a layer is dense")                        \
     LAYER(n_experts, 0, 4096, 0, "routed experts of the layer; 0: a dense layer")                                     \
     INT(n_experts_used, 0, 256, 0, "experts chosen per token")                                                        \
     INT(n_ff_expert, 0, 1048576, 0, "width of a routed expert")                                                       \
     INT(router_score, 0, 1, 0, "what gate logits become: 0 softmax over all experts, 1 sigmoid")                      \
+    FLOAT(router_near, 0, 1000, 0, "experts are chosen in turn, weights are a softmax over logits this near; 0: off") \
     INT(router_logit_bias, 0, 1, 0, "1: gate logits have a bias")                                                     \
     INT(router_bias, 0, 1, 0, "1: a bias vector is added to the scores, for the choice only")                         \
     INT(n_expert_groups, 0, 256, 0, "equal groups of neighbouring experts, the best of which are chosen among; 0: off") \
     INT(n_groups_used, 0, 256, 0, "groups that stay in the choice")                                                   \
     INT(group_score, 0, 1, 0, "a group counts as 0 its best expert, others score 0; 1 its two best, others are out")  \
     INT(router_norm, 0, 1, 0, "1: the chosen weights are divided by their sum")                                       \
+    FLOAT(router_norm_min, 0, 1, 0, "by this where their sum is less")                                                \
     FLOAT(router_scale, 0.0001, 10000, 1, "multiplies the weights of the chosen experts")                             \
     INT(expert_bias, 0, 1, 0, "1: gate, up and down of routed experts have biases")                                   \
     FLOAT(ffn_limit, 0, 1000000, 0, "a gate is at most this, up within +- this; 0: off")                              \

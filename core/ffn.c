@@ -78,7 +78,7 @@ static void combine(const struct chunk *c, int32_t row, const float *outputs, in
 {
     float *const x = c->x + (size_t)row * (size_t)c->config->n_embd + from;
     if (!experts) {
-        c->kernels->add(x, outputs + (size_t)row * (size_t)width, count);
+        c->kernels->add_scaled(x, outputs + (size_t)row * (size_t)width, c->config->residual_scale, count);
         return;
     }
     const int32_t used = c->config->n_experts_used;
@@ -92,7 +92,7 @@ static void combine(const struct chunk *c, int32_t row, const float *outputs, in
         const size_t slot = (size_t)c->n * (size_t)used + (size_t)row;
         c->kernels->add_scaled(sum, outputs + slot * (size_t)width, c->shared_weights[row], count);
     }
-    c->kernels->add(x, sum, count);
+    c->kernels->add_scaled(x, sum, c->config->residual_scale, count);
 }
 
 /* A few panels of down of every group. */

@@ -50,13 +50,15 @@ static void embed_item(void *argument, int32_t row, int32_t worker)
 {
     (void)worker;
     const struct chunk *const c = argument;
-    c->kernels->read_row(&c->model->embedding, c->ids[row], c->x + (size_t)row * (size_t)c->config->n_embd);
+    float *const x = c->x + (size_t)row * (size_t)c->config->n_embd;
+    c->kernels->read_row(&c->model->embedding, c->ids[row], x);
+    if (c->config->embed_scale != 1) c->kernels->add_scaled(x, x, c->config->embed_scale - 1, c->config->n_embd);
 }
 
 static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error)
 {
     const struct layer *const weights = &c->model->layers[layer];
-    product_norm(c, c->x, weights->ffn_norm, c->config->norm_eps, weights->ffn_reads_q8, &c->h);
+    product_norm(c, c->x, weights->ffn_norm, weights->ffn_norm_bias, c->config->norm_eps, weights->ffn_reads_q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
     if (c->config->n_experts[layer] == 0) {
         ffn_dense(c, layer);
@@ -77,13 +79,16 @@ static void output_head(const struct chunk *c)
     if (c->n_outputs == 0) return;
     for (int32_t i = 0; i < c->n_outputs; i++) {
         const size_t width = (size_t)c->config->n_embd;
-        c->kernels->rms_norm(c->h.f32 + (size_t)i * width, c->x + (size_t)c->output_rows[i] * width, model->output_norm,
-                             c->config->n_embd, c->config->norm_eps);
+        product_norm_row(c, c->h.f32 + (size_t)i * width, c->x + (size_t)c->output_rows[i] * width, model->output_norm,
+                         model->output_norm_bias, c->config->n_embd, c->config->norm_eps);
     }
     if (type_reads_q8(model->output.type)) product_quantize(c, &c->h, c->n_outputs);
     c->products[0] = product(&model->output, &c->h, NULL, c->n_outputs, NULL, 0);
     c->products[0].y_rows = c->outputs;
     product_run(c, 1);
+    for (int32_t i = 0; model->output_bias != NULL && i < c->n_outputs; i++) {
+        c->kernels->add(c->outputs[i], model->output_bias, c->config->n_vocab);
+    }
 }
 
 static int32_t check_logits(const struct chunk *c, colibri_error *error)

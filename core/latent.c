@@ -84,7 +84,7 @@ void latent_queries(struct chunk *c, int32_t layer)
     }
     product_run(c, 2);
     if (config->q_latent_dim > 0) {
-        product_norm(c, c->q_latent.f32, w->q_norm, config->latent_norm_eps, type_reads_q8(w->q.type), &c->q_latent);
+        product_norm(c, c->q_latent.f32, w->q_norm, NULL, config->latent_norm_eps, type_reads_q8(w->q.type), &c->q_latent);
         c->products[0] = product(&w->q, &c->q_latent, NULL, c->n, c->attended.f32, width);
         product_run(c, 1);
     }

@@ -60,7 +60,7 @@ void product_run(const struct chunk *chunk, int32_t count)
 
 struct norm_list {
     const struct chunk *chunk;
-    const float *x, *weight;
+    const float *x, *weight, *bias;
     float eps;
     bool q8;
     const struct activation *to;
@@ -73,19 +73,28 @@ static void quantize_row(const struct chunk *chunk, const struct activation *a, 
                              a->q8 + (size_t)row * a->q8_bytes);
 }
 
+void product_norm_row(const struct chunk *chunk, float *out, const float *x, const float *weight, const float *bias, int32_t n, float eps)
+{
+    const struct kernels *const kernels = chunk->kernels;
+    if (bias != NULL) kernels->centre(out, x, n);
+    kernels->rms_norm(out, bias != NULL ? out : x, weight, n, eps);
+    if (bias != NULL) kernels->add(out, bias, n);
+}
+
 static void norm_item(void *argument, int32_t row, int32_t worker)
 {
     (void)worker;
     const struct norm_list *const list = argument;
     const struct chunk *const c = list->chunk;
     const size_t at = (size_t)row * (size_t)list->to->width;
-    c->kernels->rms_norm(list->to->f32 + at, list->x + at, list->weight, list->to->width, list->eps);
+    product_norm_row(c, list->to->f32 + at, list->x + at, list->weight, list->bias, list->to->width, list->eps);
     if (list->q8) quantize_row(c, list->to, row);
 }
 
-void product_norm(const struct chunk *chunk, const float *x, const float *weight, float eps, bool q8, const struct activation *to)
+void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
+                  const struct activation *to)
 {
-    struct norm_list list = {chunk, x, weight, eps, q8, to};
+    struct norm_list list = {chunk, x, weight, bias, eps, q8, to};
     threads_run(chunk->threads, norm_item, &list, chunk->n, 4 * row_bytes(chunk->n, to->width));
 }
 

@@ -21,8 +21,11 @@ static inline uint64_t product_bytes(const struct matrix *w, int32_t rows)
 void product_run(const struct chunk *chunk, int32_t count);
 /* Panels that one item of a work list should take, even, given the panels of the whole list. */
 int32_t product_step(const struct chunk *chunk, int64_t panels);
+/* One row normalised: RMSNorm, with a bias LayerNorm. out may be x. */
+void product_norm_row(const struct chunk *chunk, float *out, const float *x, const float *weight, const float *bias, int32_t n, float eps);
 /* The rows x [n][to->width] normalised into `to`, and quantised if `q8`. x may be to->f32. */
-void product_norm(const struct chunk *chunk, const float *x, const float *weight, float eps, bool q8, const struct activation *to);
+void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
+                  const struct activation *to);
 /* Quantises the first `rows` rows. */
 void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows);
 

@@ -37,6 +37,25 @@ static void keep_groups(const struct config *config, float *choice, int32_t n_ex
     }
 }
 
+/* Experts one after the other; the weight of each is its share in a softmax over the logits near to its own.
+ * arXiv:2409.12136 */
+static void choose_in_turn(const struct chunk *c, const float *logits, int32_t n_experts, float *left, int32_t *experts, float *scores)
+{
+    float near[CONFIG_MAX_EXPERTS];
+    memcpy(left, logits, (size_t)n_experts * sizeof *left);
+    for (int32_t i = 0; i < c->config->n_experts_used; i++) {
+        topk_select(left, n_experts, 1, &experts[i]);
+        const float most = left[experts[i]];
+        for (int32_t e = 0; e < n_experts; e++) {
+            const float size = fabsf(logits[e]), distance = (most - logits[e]) / (size > most ? size : most);
+            near[e] = distance > c->config->router_near ? -INFINITY : left[e];
+        }
+        c->kernels->softmax(near, n_experts);
+        scores[experts[i]] = near[experts[i]];
+        left[experts[i]] = -INFINITY;
+    }
+}
+
 /* The chosen experts of a row, best first, and their weights. */
 static void choose(const struct chunk *c, const float *bias, const float *logits, int32_t n_experts, int32_t *experts, float *weights)
 {
@@ -52,9 +71,11 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
         c->kernels->add(choice, bias, n_experts);
     }
     if (config->n_expert_groups > 0) keep_groups(config, choice, n_experts);
-    topk_select(choice, n_experts, used, experts);
+    if (config->router_near > 0) choose_in_turn(c, logits, n_experts, biased, experts, scores);
+    else topk_select(choice, n_experts, used, experts);
     float sum = 1e-20f; /* changes no sum but 0 */
     for (int32_t i = 0; i < used; i++) sum += weights[i] = scores[experts[i]];
+    if (sum < config->router_norm_min) sum = config->router_norm_min;
     for (int32_t i = 0; i < used; i++) {
         if (config->router_norm) weights[i] /= sum;
         weights[i] *= config->router_scale;

@@ -82,6 +82,14 @@ static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int
     return COLIBRI_OK;
 }
 
+static int32_t bind_norm(struct binder *b, const char *name, const struct config *c, const float **weight, const float **bias)
+{
+    char bias_name[CONTAINER_NAME_BYTES];
+    snprintf(bias_name, sizeof bias_name, "%s_bias", name);
+    TRY(bind_vector(b, name, c->n_embd, weight));
+    return c->layer_norm ? bind_vector(b, bias_name, c->n_embd, bias) : COLIBRI_OK;
+}
+
 static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int64_t n_embd, struct ffn_weights *ffn)
 {
     char name[CONTAINER_NAME_BYTES];
@@ -155,7 +163,7 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct lay
 
 static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
 {
-    TRY(bind_vector(b, "attn_norm", c->n_embd, &layer->attn_norm));
+    TRY(bind_norm(b, "attn_norm", c, &layer->attn_norm, &layer->attn_norm_bias));
     TRY(c->kv_latent_dim ? bind_latent(b, c, layer) : bind_grouped(b, c, layer));
     TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &layer->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));
@@ -167,7 +175,7 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
                           struct ffn_weights *experts)
 {
     TRY(bind_attention(b, c, layer));
-    TRY(bind_vector(b, "ffn_norm", c->n_embd, &layer->ffn_norm));
+    TRY(bind_norm(b, "ffn_norm", c, &layer->ffn_norm, &layer->ffn_norm_bias));
     if (n_experts == 0) return bind_ffn(b, "ffn", c->n_ff, c->n_embd, &layer->dense);
     TRY(bind_matrix(b, "router", n_experts, c->n_embd, &layer->router));
     FAIL_IF(layer->router.type != TYPE_F32, b->error, FORMAT, "layers.%d.router has weight type %d, expected f32 (1)",
@@ -216,7 +224,8 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     TRY(bind_matrix(&b, "embedding", c->n_vocab, c->n_embd, &model->embedding));
     model->output = model->embedding;
     if (!c->tied_output) TRY(bind_matrix(&b, "output", c->n_vocab, c->n_embd, &model->output));
-    TRY(bind_vector(&b, "output_norm", c->n_embd, &model->output_norm));
+    if (c->output_bias) TRY(bind_vector(&b, "output_bias", c->n_vocab, &model->output_bias));
+    TRY(bind_norm(&b, "output_norm", c, &model->output_norm, &model->output_norm_bias));
     if (c->rope_dim > 0) TRY(bind_vector(&b, "rope_inv_freq", c->rope_dim / 2, &model->rope_inv_freq));
     struct ffn_weights *experts = model->experts;
     for (b.layer = 0; b.layer < c->n_layers; b.layer++) {

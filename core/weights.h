@@ -14,7 +14,7 @@
 struct ffn_weights { struct matrix gate, up, down; };
 
 struct layer {
-    const float *attn_norm;                     /* [n_embd] */
+    const float *attn_norm, *attn_norm_bias;    /* [n_embd]; bias NULL: RMSNorm, else LayerNorm */
     struct matrix q, k, v;                      /* [heads x head_dim, n_embd]; latent: q of its latent, k [rope_dim +
                                                  * kv_latent_dim, n_embd], no v */
     struct matrix q_latent;                     /* [q_latent_dim, n_embd]; data NULL: none */
@@ -23,7 +23,8 @@ struct layer {
     const float *q_bias, *k_bias, *v_bias;      /* NULL: none */
     const float *q_norm, *k_norm;               /* [head_dim] or [heads x head_dim]; latent: of the latents; NULL: none */
     struct matrix out;                          /* [n_embd, n_heads x width of a value] */
-    const float *out_bias, *ffn_norm;           /* [n_embd]; out_bias NULL: none */
+    const float *out_bias;                      /* [n_embd]; NULL: none */
+    const float *ffn_norm, *ffn_norm_bias;      /* [n_embd] as attn_norm */
     const float *sinks;                         /* [n_heads]; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
@@ -44,7 +45,8 @@ struct colibri_model {
     const struct kernels *kernels;
     colibri_model_info info;
     struct matrix embedding, output;            /* [n_vocab, n_embd], the same one if tied */
-    const float *output_norm, *rope_inv_freq;   /* [n_embd], [rope_dim / 2] */
+    const float *output_norm, *output_norm_bias; /* [n_embd] as attn_norm */
+    const float *output_bias, *rope_inv_freq;   /* [n_vocab], NULL: none; [rope_dim / 2] */
     struct layer *layers;                       /* [n_layers] */
     bool down_reads_f32;                        /* some down is neither q8 nor q4 */
     struct ffn_weights *experts;                /* of all layers */

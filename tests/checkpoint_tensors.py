@@ -69,14 +69,21 @@ def shapes_of(
             shapes |= one
             if gpt_oss:
                 shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in one.items()}
-        grouped = "n_routed_experts" in config
-        if grouped and config["model_type"] != "deepseek_v2":
+        if config["model_type"] in ("ernie4_5_moe", "minimax_m2"):
+            rows = (1, n_experts) if config["model_type"] == "ernie4_5_moe" else (n_experts,)
+            shapes[f"{block}.gate.e_score_correction_bias"] = rows
+        grouped = "n_routed_experts" in config or config["model_type"] == "ernie4_5_moe"
+        if grouped and config["model_type"] not in ("deepseek_v2", "ernie4_5_moe"):
             shapes[f"{block}.gate.e_score_correction_bias"] = (n_experts,)
         if n_ff_shared and grouped:
             shapes |= _gated(f"{at}.mlp.shared_experts", n_ff_shared, hidden)
         elif n_ff_shared:
             shapes |= _gated(f"{at}.mlp.shared_expert", n_ff_shared, hidden)
             shapes[f"{at}.mlp.shared_expert_gate.weight"] = (1, hidden)
+    if config["model_type"] == "phimoe":
+        norms = [name for name in shapes if name.endswith("layernorm.weight")] + ["model.norm.weight"]
+        shapes |= {name.replace("weight", "bias"): (hidden,) for name in norms}
+        shapes |= {"lm_head.bias": (config["vocab_size"],)} if config["lm_head_bias"] else {}
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
 
 

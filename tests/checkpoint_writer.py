@@ -17,6 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from checkpoint_tensors import Array, Config, in_turns, shapes_of, stack_experts, values_of
+from family_names import released
 
 STORAGE: dict[str, Any] = {
     "f32": np.dtype(np.float32),
@@ -150,7 +151,7 @@ def write(
         tensors = in_turns(tensors, experts_of, experts == "mxfp4")
     elif experts != "per_expert":
         tensors = stack_experts(tensors, experts_of, config["model_type"] == "mixtral", experts)
-    tensors = {prefix + name: value for name, value in tensors.items()}
+    tensors = {prefix + name: value for name, value in released(config["model_type"], tensors).items()}
     (path / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
     _save(path, tensors, shards)
     if tokenizer:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+import checkpoint_makers
 from checkpoint_tensors import Array, Config
 from checkpoint_writer import EXPERT_LAYOUTS, SPECIAL_TOKENS, TEMPLATE, base_config, tokenizer_json, write
 
@@ -392,6 +393,7 @@ FAMILIES = {
     "glm4_moe": glm4_moe,
     "dots1": dots1,
     "gpt_oss": gpt_oss,
+    **checkpoint_makers.FAMILIES,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
 }

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from family_names import canonical
 from oracle_experts import separate
 from oracle_reading import (
     FAMILIES,
@@ -101,7 +102,7 @@ def load(
     found: dict[str, Float32] = {}
     for path in sorted(directory.glob("*.safetensors")):
         found |= read_safetensors(path)
-    found = separate(found)
+    found = separate(canonical(config.family, found))
     matrices, exact = expected_names(config)
     unknown = set(found) - set(matrices) - set(exact) - ({"lm_head.weight"} if config.tied else set())
     missing = (set(matrices) | set(exact)) - set(found)
@@ -126,6 +127,15 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
 
 
+def norm(model: Checkpoint, name: str, x: Array) -> Array:
+    """A norm of the residual stream [n, d]: RMSNorm, or LayerNorm with a bias."""
+    if not model.config.layer_norm:
+        return rms_norm(x, model.weights[name + ".weight"], model.config.norm_eps)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + model.config.norm_eps)
+    return np.asarray(centred / deviation * model.weights[name + ".weight"] + model.weights[name + ".bias"])
+
+
 def softmax(x: Array) -> Array:
     """Over the last axis. -inf becomes 0."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
@@ -143,6 +153,12 @@ def rotate(x: Array, inv_freq: Float32, scale: float = 1) -> Array:
     cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
     a, b, rest = np.split(x, [len(inv_freq), 2 * len(inv_freq)], axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def turn(config: Config, y: Array) -> Array:
+    """[n, heads, d]. If neighbours rotate together they are set half apart: scores stay the same."""
+    halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
+    return rotate(halves if config.neighbours else y, config.inv_freq, config.rope_scale)
 
 
 def linear(model: Checkpoint, name: str, x: Array) -> Array:
@@ -169,8 +185,8 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
             y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
         return y
 
-    q = rotate(project("q", config.n_heads), config.inv_freq, config.rope_scale)
-    k = rotate(project("k", config.n_kv_heads), config.inv_freq, config.rope_scale)
+    q = turn(config, project("q", config.n_heads))
+    k = turn(config, project("k", config.n_kv_heads))
     v = project("v", config.n_kv_heads)
     group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
     query, key = np.indices((n, n))
@@ -235,6 +251,8 @@ def gated_ffn(model: Checkpoint, names: Sequence[str], x: Array) -> Array:
 def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) -> Routing:
     """The k experts with the largest score (plus bias), of the best groups if there are any; their scores
     without bias are the weights, divided by their sum only where the model says so, times a constant."""
+    if config.near:
+        return choose_in_turn(config, layer, logits)
     scores = 1 / (1 + np.exp(-logits)) if config.sigmoid else softmax(logits)  # [n, E]
     choice = scores + bias
     if config.groups[0] > config.groups[1]:
@@ -247,8 +265,25 @@ def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) 
     experts = np.argsort(-choice, axis=-1, kind="stable")[:, : config.n_experts_used]
     chosen = np.take_along_axis(scores, experts, axis=-1)
     if config.renormalise:
-        chosen = chosen / (chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0))
+        total = chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0)
+        chosen = chosen / np.maximum(total, config.norm_min)
     return Routing(layer, logits, experts, chosen * config.router_scale, choice)
+
+
+def choose_in_turn(config: Config, layer: int, logits: Array) -> Routing:
+    """SparseMixer at inference, row by row: the best of those left, and its share in a softmax over those
+    left whose distance from it, relative to the larger of its logit and their size, is small."""
+    experts = np.empty((len(logits), config.n_experts_used), np.int64)
+    weights = np.empty(experts.shape)
+    for row, values in enumerate(logits):
+        left = list(range(len(values)))
+        for i in range(config.n_experts_used):
+            best = max(left, key=lambda e: (values[e], -e))
+            top = values[best]
+            near = [e for e in left if (top - values[e]) / max(abs(values[e]), top) <= config.near]
+            experts[row, i], weights[row, i] = best, 1 / sum(np.exp(values[e] - top) for e in near)
+            left.remove(best)
+    return Routing(layer, logits, experts, weights, logits)
 
 
 def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
@@ -265,7 +300,7 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
     config = model.config
     gate = router_name(config, layer)
-    bias = model.weights[gate + "e_score_correction_bias"] if config.sigmoid else 0.0
+    bias = model.weights.get(gate + "e_score_correction_bias", 0.0)
     logits = x @ model.weights[gate + "weight"].T + model.weights.get(gate + "bias", 0.0)
     routing = route(config, layer, logits, bias)
     y = np.zeros_like(x)
@@ -283,21 +318,23 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
 def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[Routing]]:
     """Logits [n, n_vocab] of every position and the routing of every MoE layer, in layer order."""
     config, weights = model.config, model.weights
-    x = weights["model.embed_tokens.weight"][np.asarray(ids)]  # [n, d]
+    x = weights["model.embed_tokens.weight"][np.asarray(ids)] * config.embed_scale  # [n, d]
     routings = []
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
         attend = latent_attention if config.latent else attention
-        x = x + attend(model, n, rms_norm(x, weights[prefix + "input_layernorm.weight"], config.norm_eps))
-        normed = rms_norm(x, weights[prefix + "post_attention_layernorm.weight"], config.norm_eps)
+        normed = norm(model, prefix + "input_layernorm", x)
+        x = x + config.residual_scale * attend(model, n, normed)
+        normed = norm(model, prefix + "post_attention_layernorm", x)
         if config.moe_layers[n]:
             out, routing = mixture(model, n, normed)
             routings.append(routing)
         else:
             out = gated_ffn(model, ffn_names(prefix + "mlp."), normed)
-        x = x + out
-    x = rms_norm(x, weights["model.norm.weight"], config.norm_eps)
-    return linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x), routings
+        x = x + config.residual_scale * out
+    x = norm(model, "model.norm", x)
+    logits = linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x)
+    return logits * config.logit_scale + weights.get("lm_head.bias", 0.0), routings
 
 
 def greedy(model: Checkpoint, ids: Sequence[int], n_new: int) -> list[int]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from oracle_families import FAMILIES as MORE
+from oracle_families import fields_of
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,8 +30,14 @@ Activations = Callable[[Array], Array]
 
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
-FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED)
-THETA = {"mixtral": 1e6, "gpt_oss": 150000.0}  # where config.json has none
+FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "llama", "qwen3", "gpt_oss", *GROUPED, *MORE)
+THETA = {
+    "mixtral": 1e6,
+    "gpt_oss": 150000.0,
+    "ernie4_5_moe": 500000.0,
+    "minimax_m2": 5e6,
+    "phimoe": 1e6,
+}  # where config.json has none
 DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -71,6 +80,16 @@ class Config:
     gpt_oss: bool  # sinks, biases of gate logits and experts, a clamped activation
     clamp: float  # of that activation
     windows: tuple[int, ...]  # keys that a query of a layer sees, itself included; 0: all before it
+    # Of the families of oracle_families.py, without effect in others.
+    embed_scale: float = 1.0  # multiplies embeddings
+    residual_scale: float = 1.0  # multiplies what a block adds to the residual stream
+    logit_scale: float = 1.0
+    layer_norm: bool = False  # norms of the residual stream take the mean off and have a bias
+    head_bias: bool = False  # logits have a bias
+    near: float = 0.0  # experts one after the other, each by a softmax over logits so near; 0: off
+    neighbours: bool = False  # neighbours rotate together, not elements half apart
+    softmax_bias: bool = False  # chosen with a bias, though scores are a softmax
+    norm_min: float = 0.0  # chosen weights are divided by no less
 
 
 def read_safetensors(path: Path) -> dict[str, Float32]:
@@ -173,7 +192,7 @@ def read_config(raw: dict[str, Any]) -> Config:
     head_dim = derived if explicit is None else explicit
     dense = family in ("llama", "qwen3")
     counts = [raw[k] for k in ("num_experts", "num_local_experts", "n_routed_experts") if k in raw]
-    n_experts = 0 if dense else counts[0]
+    n_experts = 0 if dense or not counts else counts[0]
     grouped = family in GROUPED
     first = raw["first_k_dense_replace"] if grouped else 0
     step, only = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
@@ -181,11 +200,15 @@ def read_config(raw: dict[str, Any]) -> Config:
         step, only = 1, []
     attention_bias = bool(raw.get("attention_bias", False)) and family not in ("mixtral", "qwen2_moe")
     share = raw.get("partial_rotary_factor", 0.5) if family == "glm4_moe" else 1
+    if raw.get("rotary_dim"):
+        share = raw["rotary_dim"] / head_dim
+    if family == "minimax_m2":
+        share = raw.get("rope_parameters", {}).get("partial_rotary_factor", share)
     if family == "glm4_moe":
         qk_norm = "head" if raw.get("use_qk_norm") else "none"
     else:
         qk_norm = {"qwen3": "head", "qwen3_moe": "head", "olmoe": "full", "dots1": "head"}.get(family, "none")
-    return Config(
+    config = Config(
         family=family,
         n_layers=n_layers,
         n_heads=n_heads,
@@ -203,7 +226,7 @@ def read_config(raw: dict[str, Any]) -> Config:
             not dense and n >= first and n not in only and (n + 1) % step == 0 for n in range(n_layers)
         ),
         n_experts=n_experts,
-        n_experts_used=0 if dense else raw["num_experts_per_tok"],
+        n_experts_used=0 if dense else raw.get("num_experts_per_tok", 0),
         renormalise=family in ("mixtral", "gpt_oss") or bool(raw.get("norm_topk_prob", False)),
         shared="shared_expert" if family == "qwen2_moe" else "shared_experts" if grouped else "",
         sigmoid=grouped and family != "deepseek_v2",
@@ -221,15 +244,18 @@ def read_config(raw: dict[str, Any]) -> Config:
         clamp=raw.get("swiglu_limit", 7.0),
         windows=windows_of(raw),
     )
+    return replace(config, **fields_of(raw, head_dim))
 
 
 def expected_names(config: Config) -> tuple[list[str], list[str]]:
     """(matrices that a weight type may round, tensors that stay f32), by Hugging Face name."""
     matrices = ["model.embed_tokens.weight"] + ([] if config.tied else ["lm_head.weight"])
-    exact = ["model.norm.weight"]
+    kinds = ("weight", "bias") if config.layer_norm else ("weight",)
+    exact = [f"model.norm.{kind}" for kind in kinds] + (["lm_head.bias"] if config.head_bias else [])
     for n in range(config.n_layers):
         layer, attn = f"model.layers.{n}.", f"model.layers.{n}.self_attn."
-        exact += [layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight"]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            exact += [f"{layer}{name}.{kind}" for kind in kinds]
         names = ["q", "k", "v", "o"]
         if config.latent:
             exact += [attn + "kv_a_layernorm.weight"] + (
@@ -250,7 +276,8 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
                 of_expert = expert_names(config, n, e)
                 matrices += of_expert
                 exact += [name.replace("weight", "bias") for name in of_expert if config.gpt_oss]
-            exact += [layer + "mlp.gate.e_score_correction_bias"] if config.sigmoid else []
+            biased = config.sigmoid or config.softmax_bias
+            exact += [layer + "mlp.gate.e_score_correction_bias"] if biased else []
             if config.shared:
                 exact += [layer + "mlp.shared_expert_gate.weight"] if config.shared == "shared_expert" else []
                 matrices += ffn_names(f"{layer}mlp.{config.shared}.")

@@ -41,6 +41,8 @@ MODELS = (
     "glm4_moe_groups",
     "qwen2_moe_window",
     "gpt_oss_odd",
+    "granitemoe_odd",
+    "phimoe",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
 )

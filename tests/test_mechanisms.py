@@ -35,7 +35,15 @@ RULES: dict[str, dict[str, Any]] = {
     "experts with biases": {"expert_bias": 1},
     "a limit alone": {"ffn_limit": 0.6},
     "a clamped activation": {"ffn_limit": 1.5, "ffn_alpha": 1.702, "ffn_up_offset": 1.0},
+    "a scale of embeddings": {"embed_scale": 12.0},
+    "a scale of what layers add": {"residual_scale": 0.22},
+    "norms with a mean and a bias": {"layer_norm": 1},
+    "logits with a bias": {"output_bias": 1},
     "all of them": {
+        "layer_norm": 1,
+        "output_bias": 1,
+        "embed_scale": 0.5,
+        "residual_scale": 3.0,
         "attn_sinks": 1,
         "window": [100, 0],
         "router_logit_bias": 1,
@@ -82,9 +90,11 @@ class File:
         return found
 
     def norm(self, x: Array, name: str) -> Array:
+        if self.config["layer_norm"]:
+            x = x - x.mean(axis=-1, keepdims=True)
         mean = np.mean(x * x, axis=-1, keepdims=True)
-        scaled: Array = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
-        return scaled
+        normed: Array = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
+        return normed + self.vector(name + "_bias")
 
 
 def attention(file: File, at: str, x: Array, window: int) -> Array:
@@ -136,18 +146,19 @@ def experts(file: File, at: str, x: Array) -> Array:
 
 def forward(path: Path, ids: npt.ArrayLike) -> Array:
     file = File(path)
-    x = file.matrices("embedding")[0][np.asarray(ids)]
+    x = file.matrices("embedding")[0][np.asarray(ids)] * file.config["embed_scale"]
+    added = file.config["residual_scale"]
     for layer, n_experts in enumerate(file.config["n_experts"]):
         at = f"layers.{layer}."
         window = file.config["window"][layer]
-        x = x + attention(file, at, file.norm(x, at + "attn_norm"), window)
+        x = x + added * attention(file, at, file.norm(x, at + "attn_norm"), window)
         normed = file.norm(x, at + "ffn_norm")
         if n_experts:
-            x = x + experts(file, at, normed)
+            x = x + added * experts(file, at, normed)
         else:
             parts = [file.matrices(f"{at}ffn_{part}")[0] for part in ("gate", "up", "down")]
-            x = x + gated(file, normed, parts)
-    return file.norm(x, "output_norm") @ file.matrices("output")[0].T
+            x = x + added * gated(file, normed, parts)
+    return file.norm(x, "output_norm") @ file.matrices("output")[0].T + file.vector("output_bias")
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -33,6 +33,9 @@ RULES: dict[str, dict[str, Any]] = {
     "softmax, bias": {"router_bias": 1},
     "softmax, groups by their best": GROUPS_V2 | {"router_scale": 16.0},
     "softmax, groups by two": GROUPS_V3 | {"router_norm": 1},
+    "softmax, norm by no less": {"router_norm": 1, "router_norm_min": 0.8},
+    "in turn, near logits": {"router_near": 0.6},
+    "in turn, all logits": {"router_near": 900.0},
     "sigmoid": {"router_score": 1},
     "sigmoid, norm": {"router_score": 1, "router_norm": 1},
     "sigmoid, bias, norm, scale": {
@@ -73,10 +76,25 @@ def bias_of(path: Path) -> npt.NDArray[np.float64]:
     return np.frombuffer(read_entry(read_container(path), "layers.1.router_bias"), "<f4").astype(np.float64)
 
 
+def choose_in_turn(logits: npt.NDArray[Any], near: float) -> tuple[list[int], list[float]]:
+    """SparseMixer, arXiv:2409.12136: what is masked is as far from the best as a share of the sizes."""
+    left, experts, weights = logits.copy(), [], []
+    for _ in range(USED):
+        best = int(np.argmax(left))
+        masked = (left[best] - logits) / np.maximum(np.abs(logits), left[best]) > near
+        shares = np.exp(np.where(masked, -np.inf, left) - left[best])
+        experts.append(best)
+        weights.append(float(shares[best] / shares.sum()))
+        left[best] = -np.inf
+    return experts, weights
+
+
 def choose(
     logits: npt.NDArray[Any], rule: dict[str, Any], bias: npt.NDArray[np.float64]
 ) -> tuple[list[int], list[float]]:
     """One row, as the papers write it."""
+    if near := rule.get("router_near"):
+        return choose_in_turn(logits, near)
     if rule.get("router_score"):
         scores = 1 / (1 + np.exp(-logits))
     else:
@@ -93,7 +111,7 @@ def choose(
     experts = np.argsort(-choice, kind="stable")[:USED]
     weights = scores[experts]
     if rule.get("router_norm"):
-        weights = weights / (weights.sum() + 1e-20)
+        weights = weights / max(weights.sum() + 1e-20, rule.get("router_norm_min", 0))
     return experts.tolist(), (weights * rule.get("router_scale", 1)).tolist()
 
 
@@ -149,6 +167,9 @@ def test_sigmoids_that_vanish_together_are_not_blown_up_by_the_norm(tmp_path: Pa
         ({"n_expert_groups": 4, "n_groups_used": 1}, "fewer experts than n_experts_used"),
         (GROUPS_V3 | {"n_expert_groups": 12, "n_groups_used": 5}, "groups of two experts"),
         (GROUPS_V2 | {"router_bias": 1}, "router_bias needs group_score 1"),
+        (GROUPS_V2 | {"router_near": 0.1}, "router_near goes without"),
+        ({"router_near": 0.1, "router_score": 1}, "router_near goes without"),
+        ({"router_near": 0.1, "router_bias": 1}, "router_near goes without"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(config: dict[str, Any], fault: str, tmp_path: Path) -> None:

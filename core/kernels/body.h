@@ -185,6 +185,17 @@ static void kernel_rms_norm(float *out, const float *x, const float *weight, int
     }
 }
 
+static void kernel_centre(float *out, const float *x, int32_t n)
+{
+    vf low = vf_set1(0), high = vf_set1(0);
+    for (int32_t i = 0; i < n; i += 32) {
+        low = vf_add(load_at(x, i, n), low);
+        high = vf_add(load_at(x, i + 16, n), high);
+    }
+    const vf mean = vf_set1(fold_add(low, high) / (float)n);
+    for (int32_t i = 0; i < n; i += 16) store_at(out, i, n, vf_sub(load_at(x, i, n), mean));
+}
+
 static void kernel_rotate(float *x, const float *cosine, const float *sine, int32_t dim)
 {
     const int32_t half = dim / 2;
@@ -473,6 +484,7 @@ const struct kernels KERNELS = {
                [TYPE_Q6] = matmul_q6, [TYPE_MXFP4] = matmul_mxfp4},
     .quantize = kernel_quantize,
     .rms_norm = kernel_rms_norm,
+    .centre = kernel_centre,
     .silu_mul = kernel_silu_mul,
     .argmax = kernel_argmax,
     .softmax = kernel_softmax,

@@ -109,6 +109,7 @@ struct kernels {
     void (*quantize)(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row);
     /* out = x / sqrt(mean(x^2) + eps) * weight. out may be x. Zhang and Sennrich, arXiv:1910.07467 */
     void (*rms_norm)(float *out, const float *x, const float *weight, int32_t n, float eps);
+    void (*centre)(float *out, const float *x, int32_t n);     /* out = x - mean(x); out may be x */
     /* gate = (up + offset) * gate * sigmoid(alpha * gate), where limit > 0 of a gate of at most limit and of up within
      * +- limit. With 0, 1, 0: silu(gate) * up. arXiv:2002.05202 */
     void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float offset);

@@ -125,6 +125,11 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         chosen = type or of(name, 1)[0]
         return Entry(name, "matrix", rows, cols, (chosen,), matrix_bytes(rows, cols, chosen))
 
+    def norm(name: str) -> Iterator[Entry]:
+        yield vector(name, n_embd)
+        if config["layer_norm"]:
+            yield vector(name + "_bias", n_embd)
+
     def latent(at: str) -> Iterator[Entry]:
         if q_latent:
             yield matrix(at + "attn_q_latent", q_latent, n_embd)
@@ -156,19 +161,21 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
     yield matrix("embedding", n_vocab, n_embd)
     if not config["tied_output"]:
         yield matrix("output", n_vocab, n_embd)
-    yield vector("output_norm", n_embd)
+    if config["output_bias"]:
+        yield vector("output_bias", n_vocab)
+    yield from norm("output_norm")
     if config["rope_dim"]:
         yield vector("rope_inv_freq", config["rope_dim"] // 2)
     for layer in range(config["n_layers"]):
         at = f"layers.{layer}."
-        yield vector(at + "attn_norm", n_embd)
+        yield from norm(at + "attn_norm")
         yield from latent(at) if kv_latent else grouped(at)
         yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)
         if config["attn_sinks"]:
             yield vector(at + "attn_sinks", config["n_heads"])
-        yield vector(at + "ffn_norm", n_embd)
+        yield from norm(at + "ffn_norm")
         n_experts = config["n_experts"][layer]
         if not n_experts:
             yield from gated(at + "ffn", config["n_ff"])
@@ -207,7 +214,7 @@ def entry_class(entry: Entry) -> str:
         return part
     if part in ("router", "router_logit_bias", "router_bias", "shared_router"):
         return "routers"
-    if part.endswith("_norm"):
+    if part.removesuffix("_bias").endswith("_norm"):
         return "norms"
     kind = part.split("_", 1)[0]
     return {"attn": "attention", "rope": "attention", "ffn": "dense"}.get(kind, kind)

@@ -96,6 +96,8 @@ static void test_rows(int32_t n, enum content content)
         compare(what, a, b, bytes + 8, n, 0);  \
     } while (0)
     BOTH("rms_norm", rms_norm(a + 1, x + 1, w + 1, n, 1e-6f), rms_norm(b + 1, x + 1, w + 1, n, 1e-6f));
+    BOTH("centre", centre(a + 1, x + 1, n), centre(b + 1, x + 1, n));
+    BOTH("centre in place", centre(a + 1, a + 1, n), centre(b + 1, b + 1, n));
     BOTH("rms_norm in place", rms_norm(a + 1, a + 1, w + 1, n, 1e-6f), rms_norm(b + 1, b + 1, w + 1, n, 1e-6f));
     BOTH("silu_mul", silu_mul(a + 1, w + 1, n, 0, 1, 0), silu_mul(b + 1, w + 1, n, 0, 1, 0));
     BOTH("silu_mul, clamped", silu_mul(a + 1, w + 1, n, 0.7f, 1.7f, 1), silu_mul(b + 1, w + 1, n, 0.7f, 1.7f, 1));

@@ -70,6 +70,7 @@ class View:
     order: Sequence[int] = ()  # source row of each row, or place of each number, if they are not neighbours
     flat: bool = False  # a vector: the numbers of a tensor of any shape
     scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
+    affine: tuple[float, float] = (0.0, 1.0)  # a vector becomes (numbers + first) x second, rounded once
 
     def bytes(self, rows: int) -> int:
         """Of so many rows in the file."""

@@ -42,6 +42,9 @@ class Decoder(NamedTuple):
     inv_freq: npt.NDArray[np.float32]
     extra_layers: int = 0
     cuts: Mapping[str, Cut] = {}
+    ignored: tuple[str, ...] = ()  # tensors of other purposes begin so
+    made: Mapping[str, npt.NDArray[np.float32]] = {}  # entries that have no source
+    affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     all_dim_scale: float = 1.0  # of rope.py's Rope
 
 
@@ -53,6 +56,9 @@ class ExpertNames:
     parts: tuple[str, str, str]
     # One tensor [experts, n_embd, 2 n_ff] with gate and up in turns, and down transposed too.
     in_turns: bool = False
+    # gate before up, and down, of all experts: below the block; whether transposed, None: their shapes tell.
+    stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    transposed: bool | None = None
 
 
 TENSORS: Names = {
@@ -129,7 +135,7 @@ def read_decoder(
         "context_length": context_length,
         "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
         "attn_scale": head_dim**-0.5,
-        "tied_output": int(keys.flag("tie_word_embeddings", False)),
+        "tied_output": int(keys.flag("tie_word_embeddings", defaults.get("tie_word_embeddings", False))),
         "window": read_windows(keys, windows, n_layers, context_length),
     }
     return Decoder(config, rope.inv_freq, all_dim_scale=rope.all_dim_scale)
@@ -141,14 +147,15 @@ def read_experts(
     layers: list[bool],
     width_key: str,
     count_key: str = "num_experts",
+    used_key: str = "num_experts_per_tok",
 ) -> dict[str, Any]:
     """Fields of the routed experts; `layers` says which layers have them."""
     other = "num_experts" if count_key == "num_local_experts" else "num_local_experts"
     n_experts = keys.integer(keys.alias(count_key, other), defaults[count_key])
-    n_used = keys.integer("num_experts_per_tok", defaults["num_experts_per_tok"])
+    n_used = keys.integer(used_key, defaults[used_key])
     width = keys.integer(width_key, defaults[width_key])
     if n_used > n_experts:
-        raise keys.error("num_experts_per_tok", f"at most {count_key} = {n_experts}")
+        raise keys.error(used_key, f"at most {count_key} = {n_experts}")
     if not any(layers):
         return {"n_experts": [0] * len(layers)}
     return {
@@ -172,3 +179,23 @@ def read_biases(keys: Keys) -> dict[str, int]:
     """attention_bias: q, k, v and the output have biases."""
     bias = int(keys.flag("attention_bias", False))
     return {"attn_qkv_bias": bias, "attn_out_bias": bias}
+
+
+def permuted(order: tuple[int, ...], cols: int) -> Cut:
+    rows = len(order)
+    return Cut((rows, cols), lambda tensor, _: View(tensor, rows, cols, order=order))
+
+
+def neighbours_apart(config: Mapping[str, Any]) -> dict[str, Cut]:
+    """Rows of q and k for families that rotate neighbours together: half a rotation apart, as the engine has
+    them. Scores stay the same."""
+    dim, rope = config["head_dim"], config["rope_dim"]
+    head = [*range(0, rope, 2), *range(1, rope, 2), *range(rope, dim)]
+
+    def rows(n_heads: int) -> tuple[int, ...]:
+        return tuple(h * dim + i for h in range(n_heads) for i in head)
+
+    return {
+        "layers.{N}.attn_q": permuted(rows(config["n_heads"]), config["n_embd"]),
+        "layers.{N}.attn_k": permuted(rows(config["n_kv_heads"]), config["n_embd"]),
+    }

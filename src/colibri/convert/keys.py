@@ -7,6 +7,7 @@ Refuses: unknown keys with a value, keys of the wrong type, mechanisms that the 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "residual_multiplier": (1,),
     "logits_scaling": (1,),
 }
+# What a checkpoint of several modalities says beside its text_config.
+_OTHER_MODALITIES = re.compile(
+    r"(vision|audio|image|video|mm|bo[iav]|eo[iav])_\w*(config|token|index|id|image|soft_tokens)\w*"
+)
 _MISSING = object()
 
 
@@ -76,6 +81,21 @@ class Keys:
         self.defaults: dict[str, Any] = {}
         self._read: set[str] = set()
         self._own_code = ""
+
+    def enter_text(self) -> None:
+        """From here on the keys are those of text_config, if there is one; what stands beside it counts
+        where text_config is silent, but for other modalities."""
+        text = self.values.get("text_config")
+        if text is None:
+            return
+        if not isinstance(text, dict):
+            raise self.error("text_config", "an object")
+        outer = {
+            key: value
+            for key, value in self.values.items()
+            if key != "text_config" and not _OTHER_MODALITIES.fullmatch(key)
+        }
+        self.values = outer | {key: value for key, value in text.items() if value is not None}
 
     def error(self, name: str, wanted: str, next_step: str = "") -> ConversionError:
         found = f"{self.values[name]!r:.120}" if name in self.values else "nothing"

@@ -11,7 +11,7 @@ from typing import Any
 
 from colibri.convert.checkpoint import SourceTensor, View
 from colibri.convert.decoder import TENSORS as GROUPED
-from colibri.convert.decoder import Cut, Decoder, Names, read_decoder
+from colibri.convert.decoder import Cut, Decoder, Names, permuted, read_decoder
 from colibri.convert.keys import Keys
 
 LATENT_NORM_EPS = 1e-6  # the reference implementations give these norms their default, not rms_norm_eps
@@ -69,14 +69,9 @@ def read_latent(keys: Keys, defaults: Mapping[str, Any], interleaved: bool) -> D
 
     return decoder._replace(
         cuts={
-            "layers.{N}.attn_q": _permuted(of_q, q_rank or n_embd),
-            "layers.{N}.attn_kv_latent": _permuted(of_kv, n_embd),
+            "layers.{N}.attn_q": permuted(of_q, q_rank or n_embd),
+            "layers.{N}.attn_kv_latent": permuted(of_kv, n_embd),
             "layers.{N}.attn_k_up.{H}": Cut(shape, key_up),
             "layers.{N}.attn_v_up.{H}": Cut(shape, value_up),
         }
     )
-
-
-def _permuted(order: tuple[int, ...], cols: int) -> Cut:
-    rows = len(order)
-    return Cut((rows, cols), lambda tensor, _: View(tensor, rows, cols, order=order))

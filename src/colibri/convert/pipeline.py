@@ -33,7 +33,7 @@ from colibri.convert.keys import Keys
 from colibri.convert.mxfp4 import chosen_types, panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
 from colibri.convert.registry import family_of
-from colibri.convert.tensors import resolve
+from colibri.convert.tensors import pattern_of, resolve
 from colibri.entries import Entry, bytes_by_class, weight_types
 from colibri.errors import ArgumentError, ConversionError, ModelIOError
 from colibri.format import Writer, is_container
@@ -110,13 +110,16 @@ def convert(
                 checkpoint, checkpoint.config["model_type"], str(types), CONVERTER_VERSION
             )
         }
+        made = {"rope_inv_freq": decoder.inv_freq, **decoder.made}
+        decoder = decoder._replace(made=made)
         writer = Writer(out, config, types, blobs)
         views, ignored = resolve(checkpoint, family, writer.tensors, writer.config, decoder)
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
-                if entry.name == "rope_inv_freq":
-                    chunks = iter([memoryview(decoder.inv_freq.astype("<f4").tobytes())])
+                values = made.get(pattern_of(entry.name)[0])
+                if values is not None:
+                    chunks = iter([memoryview(values.astype("<f4").tobytes())])
                 else:
                     chunks = _packed(entry, views[entry.name], read, pool)
                 writer.write(entry.name, count(entry.name, chunks))
@@ -231,4 +234,6 @@ def _packed_vector(view: View, read: ReadRows) -> memoryview:
             f"{view.tensor.name}[{at}] is {row[0, at]}: weights must be finite. The checkpoint is damaged "
             "or its training diverged; download it again."
         )
+    if view.affine != (0.0, 1.0):
+        row = ((row.astype(np.float64) + view.affine[0]) * view.affine[1]).astype(np.float32)
     return np.ascontiguousarray(row, dtype="<f4").reshape(-1).data.cast("B")

@@ -125,11 +125,13 @@ def _llama3(keys: Keys, settings: dict[str, Any], inv_freq: Floats, context_leng
     """Long wavelengths are slowed down by `factor`, short ones kept, those between blended."""
     factor = _positive(keys, settings, "factor")
     low, high = _positive(keys, settings, "low_freq_factor"), _positive(keys, settings, "high_freq_factor")
-    if low >= high:
-        raise _error(keys, "low_freq_factor", low, f"less than high_freq_factor {high:g}")
+    if low > high:
+        raise _error(keys, "low_freq_factor", low, f"at most high_freq_factor {high:g}")
     old = _original_length(keys, settings, context_length)
     wavelength = np.float32(2 * math.pi) / inv_freq
     slowed = np.where(wavelength > np.float32(old / low), inv_freq / np.float32(factor), inv_freq)
+    if low == high:  # nothing lies between
+        return slowed
     smooth = (np.float32(old) / wavelength - np.float32(low)) / np.float32(high - low)
     blended = (1 - smooth) * slowed / np.float32(factor) + smooth * slowed
     between = (wavelength >= np.float32(old / high)) & (wavelength <= np.float32(old / low))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from colibri.config import Config
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
@@ -34,17 +35,19 @@ def resolve(
     found: dict[str, tuple[View, ...]] = {}
     missing: list[str] = []
     for entry in entries:
-        if entry.name == "rope_inv_freq":  # made from config.json
+        pattern, head = pattern_of(entry.name)
+        if pattern in decoder.made:
             continue
         if entry.kind == "expert":
             assert family.EXPERTS is not None
             views = _expert(tensors, family.EXPERTS, entry, config["n_experts"], missing)
         else:
-            pattern, head = _pattern(entry.name)
             sources = _sources(family, pattern, entry.name, tied)
             layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(layer[1])] if layer else 1
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
+            if pattern in decoder.affine:
+                views = [replace(view, affine=decoder.affine[pattern]) for view in views]
         found[entry.name] = tuple(views)
     used = {view.tensor.name for one in found.values() for view in one}
     used |= {view.scales.name for one in found.values() for view in one if view.scales}
@@ -56,6 +59,7 @@ def resolve(
         layer = _LAYER.match(short)
         extra = layer is not None and 0 <= int(layer[1]) - config["n_layers"] < decoder.extra_layers
         skip = extra or short.endswith(IGNORED_SUFFIXES) or (tied and short == "lm_head.weight")
+        skip = skip or short.startswith(decoder.ignored)
         (ignored if skip else unknown).append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
     for entry in entries:
@@ -69,7 +73,7 @@ def resolve(
     return found, ignored
 
 
-def _pattern(name: str) -> tuple[str, int]:
+def pattern_of(name: str) -> tuple[str, int]:
     """The name with {N} for the layer and {H} for the head, and that head."""
     layer, head = _LAYER.match(name), _HEAD.search(name)
     pattern = name.replace(layer[0], "layers.{N}.", 1) if layer else name
@@ -127,8 +131,8 @@ def _expert(
     for block in blocks:
         if names.in_turns:
             return _in_turns(tensors, block, expert, count, entry, missing)
-        if f"{block}.experts.gate_up_proj" in tensors:
-            return _stacked(tensors, block, expert, count, entry, missing)
+        if f"{block}.{names.stacked[0]}" in tensors:
+            return _stacked(tensors, block, names, expert, count, entry, missing)
         switch = [f"{block}.switch_mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")]
         if switch[0] in tensors:
             return _three(tensors, switch, entry, missing, expert, count)
@@ -136,7 +140,7 @@ def _expert(
         if any(name in tensors for name in single):
             return _three(tensors, single, entry, missing)
     missing.append(
-        f"{blocks[0]}.experts.{expert}.{names.parts[0]}.weight (or {blocks[-1]}.experts.gate_up_proj)"
+        f"{blocks[0]}.experts.{expert}.{names.parts[0]}.weight (or {blocks[-1]}.{names.stacked[0]})"
     )
     return []
 
@@ -161,30 +165,37 @@ def _three(
 
 
 def _stacked(
-    tensors: Tensors, block: str, expert: int, count: int, entry: Entry, missing: list[str]
+    tensors: Tensors,
+    block: str,
+    names: ExpertNames,
+    expert: int,
+    count: int,
+    entry: Entry,
+    missing: list[str],
 ) -> list[View]:
     """gate_up_proj [experts, 2 n_ff, n_embd] with gate before up, and down_proj [experts, n_embd, n_ff].
 
     Some tools write both with the last two axes swapped; only an unequal pair of sizes can tell which it is.
     """
-    gate_up, down = tensors[f"{block}.experts.gate_up_proj"], tensors.get(f"{block}.experts.down_proj")
-    if down is None:
-        missing.append(f"{block}.experts.down_proj")
+    gate_up, down = (tensors.get(f"{block}.{name}") for name in names.stacked)
+    if gate_up is None or down is None:
+        missing.append(f"{block}.{names.stacked[1]}")
         return []
-    rows, cols = entry.rows, entry.cols
+    rows, cols, known = entry.rows, entry.cols, names.transposed
     for tensor, sizes in ((gate_up, (2 * rows, cols)), (down, (cols, rows))):
-        _check_shape(tensor, [(count, *sizes), (count, *sizes[::-1])], entry.name)
-        if sizes[0] == sizes[1]:
+        shapes = {False: (count, *sizes), True: (count, *sizes[::-1])}
+        _check_shape(tensor, [*shapes.values()] if known is None else [shapes[known]], entry.name)
+        if known is None and sizes[0] == sizes[1]:
             raise ConversionError(
                 f"{tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}: its last two sizes "
                 "are equal, so its shape cannot tell whether it is transposed. Save the model with "
                 "save_pretrained() of Transformers, which writes one tensor per expert, and convert that."
             )
-    swapped = gate_up.shape[1:] == (cols, 2 * rows)
+    swapped = gate_up.shape[1:] == (cols, 2 * rows) if known is None else known
     return [
         View(gate_up, rows, cols, expert, 0, swapped),
         View(gate_up, rows, cols, expert, rows, swapped),
-        View(down, cols, rows, expert, 0, down.shape[1:] == (rows, cols)),
+        View(down, cols, rows, expert, 0, down.shape[1:] == (rows, cols) if known is None else known),
     ]
 
 
