@@ -115,6 +115,12 @@ int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, 
     return session_evaluate(context, inputs, n_inputs, observer);
 }
 
+int32_t colibri_encode(colibri_context *context, int32_t sequence, const int32_t *ids, int32_t n_ids, const colibri_observer *observer)
+{
+    if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
+    return session_encode(context, sequence, ids, n_ids, observer);
+}
+
 int32_t colibri_measure(colibri_context *context, const colibri_profile *profile)
 {
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;

@@ -1,4 +1,4 @@
-/* attention.h: grouped-query attention with RoPE over the KV cache. */
+/* attention.h: grouped-query attention over the KV cache, to what came before or to a source. */
 #ifndef COLIBRI_ATTENTION_H
 #define COLIBRI_ATTENTION_H
 
@@ -6,7 +6,10 @@
 
 /* cos and sin of the chunk's rows, used by every layer. */
 void attention_positions(const struct chunk *chunk);
-/* x += attention(norm(x)); keys and values of the rows go to the cache, whose positions are reserved. */
+/* x += attention(norm(x)); keys and values of the rows go to the cache, whose positions are reserved. Behind an encoder also
+ * x += attention(norm(x)) to the source. */
 void attention_layer(struct chunk *chunk, int32_t layer);
+/* Keys and values of the source's rows h, for the attention of a later layer to them, go to the cache. */
+void attention_source(struct chunk *chunk, int32_t layer);
 
 #endif

@@ -5,7 +5,8 @@
 
 void cache_layout(struct cache *c, struct arena *arena, const struct config *config, int32_t context, int32_t n_sequences)
 {
-    c->n_sequences = n_sequences;
+    c->first_source = config->n_encoder_layers > 0 ? n_sequences : 0;
+    c->n_sequences = n_sequences + c->first_source;
     c->block_positions = context >= KV_BLOCK ? KV_BLOCK : (context + 15) & ~15;
     c->blocks_per_sequence = (int32_t)(((int64_t)context + KV_BLOCK - 1) / KV_BLOCK);
     c->key_dim = config_key_dim(config);
@@ -13,14 +14,14 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     c->value_stride = (c->value_dim + 15) & ~15;
     c->head_bytes = (size_t)c->block_positions * (size_t)(c->key_dim + c->value_stride) * sizeof(float);
     c->layer_bytes = c->head_bytes * (size_t)config->n_kv_heads;
-    c->block_bytes = c->layer_bytes * (size_t)config->n_layers;
-    const uint64_t n_blocks = (uint64_t)n_sequences * (uint64_t)c->blocks_per_sequence;
+    c->block_bytes = c->layer_bytes * (size_t)(config->n_layers - config->n_encoder_layers);
+    const uint64_t n_blocks = (uint64_t)c->n_sequences * (uint64_t)c->blocks_per_sequence;
     if (n_blocks > INT32_MAX) arena->overflow = true;
     c->n_blocks = (int32_t)(n_blocks & INT32_MAX);
     c->tables = arena_take(arena, n_blocks, sizeof *c->tables);
     c->references = arena_take(arena, n_blocks, sizeof *c->references);
     c->free_blocks = arena_take(arena, n_blocks, sizeof *c->free_blocks);
-    c->lengths = arena_take(arena, (uint64_t)n_sequences, sizeof *c->lengths);
+    c->lengths = arena_take(arena, (uint64_t)c->n_sequences, sizeof *c->lengths);
     c->pool = arena_take(arena, n_blocks, c->block_bytes);
 }
 
@@ -83,6 +84,7 @@ void cache_fork(struct cache *c, int32_t source, int32_t target)
         c->references[from[i]]++;
     }
     c->lengths[target] = c->lengths[source];
+    if (source < c->first_source) cache_fork(c, source + c->first_source, target + c->first_source);
 }
 
 void cache_write(const struct cache *c, int32_t sequence, int32_t layer, int32_t head, int32_t position, const float *key,

@@ -192,6 +192,15 @@ static const char *latent_fault(const struct config *c)
     return c->qk_norm || c->qkv_clip > 0 || c->attn_qkv_bias ? "kv_latent_dim goes without qk_norm, qkv_clip and attn_qkv_bias" : NULL;
 }
 
+static const char *encoder_fault(const struct config *c)
+{
+    if (c->sinusoids && c->n_embd % 2 != 0) return "sinusoids need an even n_embd";
+    if (c->attn_bias_span && c->attn_bias_span < 8) return "attn_bias_span is below 8";
+    if (c->expert_capacity && c->n_encoder_layers == 0) return "expert_capacity needs n_encoder_layers";
+    if (c->n_encoder_layers >= c->n_layers) return "n_encoder_layers leaves no layer";
+    return c->n_encoder_layers && (c->rope_dim || c->kv_latent_dim) ? "n_encoder_layers goes without rope_dim and kv_latent_dim" : NULL;
+}
+
 /* How fields must fit together. */
 static int32_t check_relations(const struct config *config, colibri_error *error)
 {
@@ -210,7 +219,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = router_fault(config)) == NULL) fault = latent_fault(config);
+    else if ((fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) fault = encoder_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

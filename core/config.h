@@ -14,6 +14,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     FIRST(n_vocab, 1, 16777216, REQUIRED, "rows of the embedding and length of a logits row")                         \
     INT(n_vocab_used, 1, 16777216, REQUIRED, "ids at or above it are padding rows: never sampled")                    \
     INT(n_layers, 1, 512, REQUIRED, "layers")                                                                         \
+    INT(n_encoder_layers, 0, 511, 0, "of these the first, which read a source; the others attend to it too; 0: none") \
     INT(n_embd, 1, 1048576, REQUIRED, "width of the residual stream")                                                 \
     INT(n_heads, 1, 4096, REQUIRED, "query heads")                                                                    \
     INT(n_kv_heads, 1, 4096, REQUIRED, "key and value heads, a divisor of n_heads")                                   \
@@ -24,6 +25,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     FLOAT(latent_norm_eps, 0, 1, 0, "epsilon of the RMSNorm of the latents")                                          \
     INT(rope_dim, 0, 1024, REQUIRED, "leading elements of a head that are rotated, even; 0: none")                    \
     FLOAT(rope_scale, 0.0001, 10000, 1, "multiplies cos and sin")                                                     \
+    INT(sinusoids, 0, 1048576, 0, "sines and cosines of positions, the first one this, join the embedding; 0: off")    \
     INT(context_length, 1, 1073741824, REQUIRED, "positions the model was trained for")                               \
     FLOAT(norm_eps, 0, 1, REQUIRED, "epsilon of every RMSNorm")                                                       \
     INT(layer_norm, 0, 1, 0, "1: norms of the residual stream take the mean off and have a bias")                     \
@@ -35,6 +37,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(attn_qkv_bias, 0, 1, 0, "1: q, k and v have biases")                                                          \
     INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \
     LAYER(window, 0, 1073741824, 0, "keys a query of the layer sees, itself the last of them; 0: all before it")      \
+    INT(attn_bias_span, 0, 65536, 0, "scores have a bias for each head and distance, up to this one; 0: off")         \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
     INT(output_bias, 0, 1, 0, "1: logits have a bias")                                                                \
@@ -52,7 +55,9 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(router_norm, 0, 1, 0, "1: the chosen weights are divided by their sum")                                       \
     FLOAT(router_norm_min, 0, 1, 0, "by this where their sum is less")                                                \
     FLOAT(router_scale, 0.0001, 10000, 1, "multiplies the weights of the chosen experts")                             \
-    INT(expert_bias, 0, 1, 0, "1: gate, up and down of routed experts have biases")                                   \
+    INT(expert_capacity, 0, 1073741824, 0, "tokens of a source that an expert adds to, the first ones; 0: all")       \
+    INT(expert_bias, 0, 1, 0, "1: gate, up and down of routed experts and dense feed-forwards have biases")           \
+    INT(ffn_ungated, 0, 1, 0, "1: a feed-forward is ReLU of gate, there is no up")                                    \
     FLOAT(ffn_limit, 0, 1000000, 0, "a gate is at most this, up within +- this; 0: off")                              \
     FLOAT(ffn_alpha, 0.0001, 10000, 1, "a feed-forward is (up + offset) gate sigmoid(this x gate)")                   \
     FLOAT(ffn_up_offset, -1000, 1000, 0, "the offset of up")                                                          \

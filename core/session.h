@@ -32,5 +32,7 @@ int32_t session_check_idle(colibri_context *context);
 int32_t session_measure(colibri_context *context, const colibri_profile *profile);
 int32_t session_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer);
+/* Makes ids the source of a sequence that holds no positions. */
+int32_t session_encode(colibri_context *context, int32_t sequence, const int32_t *ids, int32_t n_ids, const colibri_observer *observer);
 
 #endif

@@ -15,7 +15,7 @@ import importlib
 import importlib.resources
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NewType
 
@@ -266,6 +266,41 @@ def _routing_rows(found: Any) -> RoutingRows:
     )
 
 
+def _observed(
+    context: ContextHandle,
+    progress: Progress | None,
+    routing: RoutingObserver | None,
+    call: Callable[[Any], int],
+) -> None:
+    """One evaluation, call(observer). What an observer raises ends it and comes out of here."""
+    if progress is None and routing is None:
+        _check_context(call(_load()[0].NULL), context)
+        return
+    observer, raised = _observer(progress, routing)
+    status = call(observer)
+    if raised:
+        raise raised[0]
+    _check_context(status, context)
+
+
+def encode(
+    context: ContextHandle,
+    sequence: int,
+    ids: Ids,
+    *,
+    progress: Progress | None = None,
+    routing: RoutingObserver | None = None,
+) -> None:
+    """Makes ids the source of a sequence that holds no positions."""
+    library = _load()[1]
+    _observed(
+        context,
+        progress,
+        routing,
+        lambda observer: library.colibri_encode(context, sequence, _ids(ids), len(ids), observer),
+    )
+
+
 def evaluate(
     context: ContextHandle,
     inputs: Sequence[Input],
@@ -274,7 +309,7 @@ def evaluate(
     progress: Progress | None = None,
     routing: RoutingObserver | None = None,
 ) -> None:
-    """Appends ids to sequences. What an observer raises ends the evaluation and comes out of here."""
+    """Appends ids to sequences."""
     ffi, library = _load()
     array = ffi.new(
         "colibri_input[]", len(inputs)
@@ -284,14 +319,12 @@ def evaluate(
         if logits is not None:
             item.n_logits = logits.size // n_vocab
             item.logits = _floats(logits, item.n_logits, n_vocab, writable=True)
-    if progress is None and routing is None:
-        _check_context(library.colibri_evaluate(context, array, len(inputs), ffi.NULL), context)
-        return
-    observer, raised = _observer(progress, routing)
-    status = library.colibri_evaluate(context, array, len(inputs), observer)
-    if raised:
-        raise raised[0]
-    _check_context(status, context)
+    _observed(
+        context,
+        progress,
+        routing,
+        lambda observer: library.colibri_evaluate(context, array, len(inputs), observer),
+    )
 
 
 def run_inference(context: ContextHandle, ids: Ids, logits: Floats) -> None:

@@ -99,8 +99,8 @@ static void check_kernels(const colibri_model *model)
     const struct layer *const layer = &model->layers[model->config.n_layers - 1];
     const struct ffn_weights *const ffn = layer->experts != NULL ? &layer->experts[0] : &layer->dense;
     check_matrix(&model->output, "output");
-    check_matrix(&layer->q, "attn_q");
-    check_matrix(&layer->out, "attn_out");
+    check_matrix(&layer->self.q, "attn_q");
+    check_matrix(&layer->self.out, "attn_out");
     if (layer->router.data != NULL) check_matrix(&layer->router, "router");
     check_matrix(&ffn->gate, layer->experts != NULL ? "experts.0 gate" : "ffn_gate");
     check_matrix(&ffn->down, layer->experts != NULL ? "experts.0 down" : "ffn_down");

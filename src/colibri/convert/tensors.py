@@ -63,7 +63,7 @@ def resolve(
         (ignored if skip else unknown).append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
     for entry in entries:
-        for view, type in zip(found.get(entry.name, ()), entry.types, strict=False):
+        for view, type in zip(found.get(entry.name, ()), filter(None, entry.types), strict=False):
             refuse_dtype(view)
             if type == KEPT and view.scales is None:
                 raise ConversionError(
