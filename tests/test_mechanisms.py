@@ -48,10 +48,20 @@ RULES: dict[str, dict[str, Any]] = {
     "sinusoids": {"sinusoids": 2},
     "an encoder": ENCODER,
     "an encoder, biases by distance": ENCODER | {"attn_bias_span": 150, "ffn_ungated": 1, "attn_qkv_bias": 1},
-    "an encoder, experts with a capacity": ENCODER | {"expert_capacity": 30, "n_experts_used": 1, "router_norm": 0},
-    "an encoder, everything": ENCODER | {
-        "layer_norm": 1, "sinusoids": 2, "attn_qkv_bias": 1, "attn_out_bias": 1, "attn_sinks": 1,
-        "qk_norm": 1, "expert_bias": 1, "attn_bias_span": 20, "embed_scale": 8.0, "window": [0, 9, 60, 0],
+    "an encoder, experts with a capacity": ENCODER
+    | {"expert_capacity": 30, "n_experts_used": 1, "router_norm": 0},
+    "an encoder, everything": ENCODER
+    | {
+        "layer_norm": 1,
+        "sinusoids": 2,
+        "attn_qkv_bias": 1,
+        "attn_out_bias": 1,
+        "attn_sinks": 1,
+        "qk_norm": 1,
+        "expert_bias": 1,
+        "attn_bias_span": 20,
+        "embed_scale": 8.0,
+        "window": [0, 9, 60, 0],
     },
     "all of them": {
         "layer_norm": 1,
@@ -76,7 +86,10 @@ def write(path: Path, config: dict[str, Any]) -> Path:
         for entry in writer.tensors:
             if entry.kind == "vector":
                 values = random.standard_normal(entry.cols).astype("<f4")
-                if entry.name in ("attn_bias", "encoder_attn_bias"):  # constant beyond: the outer 16 are equal
+                if entry.name in (
+                    "attn_bias",
+                    "encoder_attn_bias",
+                ):  # constant beyond: the outer 16 are equal
                     by_head = values.reshape(writer.config["n_heads"], -1)
                     by_head[:, :16], by_head[:, -16:] = by_head[:, :1], by_head[:, -1:]
                 writer.write(entry.name, [values.tobytes()])
@@ -116,7 +129,9 @@ class File:
         return normed + self.vector(name + "_bias") if stream else normed
 
 
-def attention(file: File, at: str, x: Array, window: int, keys: Array | None = None, biases: str = "") -> Array:
+def attention(
+    file: File, at: str, x: Array, window: int, keys: Array | None = None, biases: str = ""
+) -> Array:
     """x [n, n_embd] normalised; keys [m, n_embd]: all of them are seen, else those of x up to each row;
     biases: the name of a vector by head and distance."""
     config, n, m = file.config, len(x), len(x if keys is None else keys)
@@ -162,9 +177,8 @@ def experts(file: File, at: str, x: Array, capacity: int = 0) -> Array:
     config = file.config
     logits = x @ file.matrices(at + "router")[0].T + file.vector(at + "router_logit_bias")
     n_ff, n_embd = config["n_ff_expert"], config["n_embd"]
-    widths, y = (("gate", n_ff), ("up", n_ff), ("down", n_embd)), np.zeros_like(x)
-    if config["ffn_ungated"]:
-        widths = (widths[0], widths[2])
+    names = ("gate", "down") if config["ffn_ungated"] else ("gate", "up", "down")
+    widths, y = [(name, n_embd if name == "down" else n_ff) for name in names], np.zeros_like(x)
     taken = np.zeros(len(logits[0]), int)
     for row in range(len(x)):
         best = np.argsort(-logits[row], kind="stable")[: config["n_experts_used"]]
@@ -218,14 +232,17 @@ def forward(path: Path, ids: npt.ArrayLike, source: npt.ArrayLike) -> Array:
     if n_encoder:
         read = file.norm(stack(file, range(n_encoder), source, None), "encoder_norm")
     x = file.norm(stack(file, range(n_encoder, n_layers), ids, read), "output_norm")
-    return x @ file.matrices("output")[0].T + file.vector("output_bias")
+    logits: Array = x @ file.matrices("output")[0].T + file.vector("output_bias")
+    return logits
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_each_rule_is_the_one_written_out(name: str, tmp_path: Path) -> None:
     """One thread and a chunk of all rows, then four threads and single rows, which share out blocks."""
     path = write(tmp_path / "m.colibri", RULES[name])
-    ids, source = (np.random.default_rng(seed).integers(0, 64, n).tolist() for seed, n in ((1, N_IDS), (2, 200)))
+    ids, source = (
+        np.random.default_rng(seed).integers(0, 64, n).tolist() for seed, n in ((1, N_IDS), (2, 200))
+    )
     encoder = "n_encoder_layers" in RULES[name]
     expected = forward(path, ids, source)
     with engine(path, threads=1, chunk=N_IDS) as run:

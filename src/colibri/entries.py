@@ -77,8 +77,8 @@ def weight_types(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the directory. `types`: one weight type; three for an expert (gate, up or "" for none, down);
-    none for a blob."""
+    """One line of the directory. `types`: one weight type; three for an expert (gate, up or "" for none,
+    down); none for a blob."""
 
     name: str
     kind: str

@@ -326,7 +326,9 @@ def _decode_entries(path: Path, raw: Iterable[tuple[Any, ...]], end: int, size: 
         )
         good = (
             good
-            and all(i in TYPE_NAMES or (kind, at, i) == ("expert", 1, 0) for at, i in enumerate(type_ids[:count]))
+            and all(
+                i in TYPE_NAMES or (kind, at, i) == ("expert", 1, 0) for at, i in enumerate(type_ids[:count])
+            )
             and not any(type_ids[count:])
             and not any(zero)
         )

@@ -104,7 +104,7 @@ def convert(
     )
     config["n_vocab_used"] = parts.n_vocab_used
     with reading() as read, _pool() as pool:
-        notes += parts.notes + _untie_if_different(checkpoint, config, read)
+        notes += parts.notes + _untie_if_different(checkpoint, config, family.TENSORS["embedding"][0], read)
         blobs = parts.blobs | {
             "source.json": embedded.source_json(
                 checkpoint, checkpoint.config["model_type"], str(types), CONVERTER_VERSION
@@ -117,7 +117,7 @@ def convert(
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
-                values = made.get(pattern_of(entry.name)[0])
+                values = made.get(pattern_of(entry.name, writer.config["n_encoder_layers"])[0])
                 if values is not None:
                     chunks = iter([memoryview(values.astype("<f4").tobytes())])
                 else:
@@ -159,9 +159,11 @@ def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
         )
 
 
-def _untie_if_different(checkpoint: Checkpoint, config: dict[str, Any], read: ReadRows) -> list[str]:
+def _untie_if_different(
+    checkpoint: Checkpoint, config: dict[str, Any], embedding_name: str, read: ReadRows
+) -> list[str]:
     """tie_word_embeddings is true and both tensors exist: Transformers ties them only if they are equal."""
-    embedding, head = (checkpoint.tensors.get(name) for name in ("embed_tokens.weight", "lm_head.weight"))
+    embedding, head = (checkpoint.tensors.get(name) for name in (embedding_name, "lm_head.weight"))
     if not config["tied_output"] or embedding is None or head is None:
         return []
     rows, cols = config["n_vocab"], config["n_embd"]
@@ -204,7 +206,8 @@ def _packed(
 ) -> Iterator[memoryview]:
     """The bytes of an entry, block after block. Errors name the source tensor."""
     if entry.kind == "vector":
-        yield _packed_vector(views[0], read)
+        for view in views:
+            yield _packed_vector(view, read)
         return
     pending: deque[Future[memoryview]] = deque()
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
