@@ -126,7 +126,8 @@ class File:
             x = x - x.mean(axis=-1, keepdims=True)
         mean = np.mean(x * x, axis=-1, keepdims=True)
         normed: Array = x / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name)
-        return normed + self.vector(name + "_bias") if stream else normed
+        biased: Array = normed + self.vector(name + "_bias") if stream else normed
+        return biased
 
 
 def attention(
@@ -222,7 +223,8 @@ def stack(file: File, layers: range, ids: npt.ArrayLike, source: Array | None) -
         names = [part for part in ("gate", "up", "down") if f"{at}ffn_{part}" in file.entries]
         parts = [file.matrices(f"{at}ffn_{part}")[0] for part in names]
         x = x + added * gated(file, normed, parts, [file.vector(f"{at}ffn_{part}_bias") for part in names])
-    return x
+    found: Array = x
+    return found
 
 
 def forward(path: Path, ids: npt.ArrayLike, source: npt.ArrayLike) -> Array:

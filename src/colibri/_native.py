@@ -272,7 +272,7 @@ def _observed(
     routing: RoutingObserver | None,
     call: Callable[[Any], int],
 ) -> None:
-    """One evaluation, call(observer). What an observer raises ends it and comes out of here."""
+    """call(observer). What an observer raises ends the evaluation and comes out of here."""
     if progress is None and routing is None:
         _check_context(call(_load()[0].NULL), context)
         return
@@ -292,13 +292,8 @@ def encode(
     routing: RoutingObserver | None = None,
 ) -> None:
     """Makes ids the source of a sequence that holds no positions."""
-    library = _load()[1]
-    _observed(
-        context,
-        progress,
-        routing,
-        lambda observer: library.colibri_encode(context, sequence, _ids(ids), len(ids), observer),
-    )
+    call = _load()[1].colibri_encode
+    _observed(context, progress, routing, lambda watch: call(context, sequence, _ids(ids), len(ids), watch))
 
 
 def evaluate(
@@ -319,12 +314,8 @@ def evaluate(
         if logits is not None:
             item.n_logits = logits.size // n_vocab
             item.logits = _floats(logits, item.n_logits, n_vocab, writable=True)
-    _observed(
-        context,
-        progress,
-        routing,
-        lambda observer: library.colibri_evaluate(context, array, len(inputs), observer),
-    )
+    call = library.colibri_evaluate
+    _observed(context, progress, routing, lambda watch: call(context, array, len(inputs), watch))
 
 
 def run_inference(context: ContextHandle, ids: Ids, logits: Floats) -> None:

@@ -166,6 +166,8 @@ def main() -> None:
     context = native.init(model, native.Params(**values | {"context": _CONTEXT, "threads": 1, "chunk": 1}))
     ids = np.random.default_rng(0).integers(0, info.n_vocab_used, tokens, dtype=np.int32)
     logits = np.empty(info.n_vocab, np.float32)
+    if native.config_value(model, "n_encoder_layers"):
+        native.encode(context, 0, ids[:1])
     for at in range(tokens):
         native.run_inference(context, ids[at : at + 1], logits)
     native.free(context)

@@ -33,6 +33,7 @@ from colibri.convert.keys import Keys
 from colibri.convert.mxfp4 import chosen_types, panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
 from colibri.convert.registry import family_of
+from colibri.convert.targets import with_encoder
 from colibri.convert.tensors import pattern_of, resolve
 from colibri.entries import Entry, bytes_by_class, weight_types
 from colibri.errors import ArgumentError, ConversionError, ModelIOError
@@ -103,6 +104,8 @@ def convert(
         checkpoint, config["n_vocab"], family.BOS_DEFAULT, family.EOS_DEFAULT, require_tokenizer
     )
     config["n_vocab_used"] = parts.n_vocab_used
+    if config.get("n_encoder_layers"):
+        parts.blobs["generation.json"] = with_encoder(checkpoint, parts.blobs, decoder.start_id)
     with reading() as read, _pool() as pool:
         notes += parts.notes + _untie_if_different(checkpoint, config, family.TENSORS["embedding"][0], read)
         blobs = parts.blobs | {

@@ -113,6 +113,7 @@ def read_config(keys: Keys) -> Decoder:
         cuts=cuts,
         ignored=("encoder.embed_tokens.", "decoder.embed_tokens."),
         affine={"output_norm": (0.0, n_embd**-0.5)} if tied else {},
+        start_id=keys.optional_integer("pad_token_id", 0, 0),
     )
 
 
