@@ -47,6 +47,7 @@ class Decoder(NamedTuple):
     made: Mapping[str, npt.NDArray[np.float32]] = {}  # entries that have no source
     affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     all_dim_scale: float = 1.0  # of rope.py's Rope
+    equal: tuple[str, ...] = ()  # tensors that hold the embedding, of which the engine has one
     start_id: int | None = None  # with an encoder: what a target begins with where config.json is silent
 
 

@@ -16,6 +16,8 @@ from colibri.convert.checkpoint import View
 from colibri.convert.decoder import Cut, Names
 from colibri.convert.keys import Keys
 
+# Both stacks have an embedding of their own; save_pretrained leaves out those that are tied to the first.
+EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _REPEATED = 15  # the engine takes biases 16 at a time: beyond a span the outer 16 count, so they are equal
 
 

@@ -23,6 +23,7 @@ from colibri.convert import embedded
 from colibri.convert.checkpoint import (
     Checkpoint,
     ReadRows,
+    SourceTensor,
     View,
     open_checkpoint,
     reading,
@@ -107,6 +108,7 @@ def convert(
     if config.get("n_encoder_layers"):
         parts.blobs["generation.json"] = with_encoder(checkpoint, parts.blobs, decoder.start_id)
     with reading() as read, _pool() as pool:
+        _require_equal(checkpoint, decoder.equal, config, read)
         notes += parts.notes + _untie_if_different(checkpoint, config, family.TENSORS["embedding"][0], read)
         blobs = parts.blobs | {
             "source.json": embedded.source_json(
@@ -169,17 +171,33 @@ def _untie_if_different(
     embedding, head = (checkpoint.tensors.get(name) for name in (embedding_name, "lm_head.weight"))
     if not config["tied_output"] or embedding is None or head is None:
         return []
-    rows, cols = config["n_vocab"], config["n_embd"]
-    if embedding.shape == head.shape == (rows, cols):
-        first, second = View(embedding, rows, cols), View(head, rows, cols)
-        step = max(1, (1 << 20) // cols)
-        if all(
-            np.array_equal(read(first, at, min(at + step, rows)), read(second, at, min(at + step, rows)))
-            for at in range(0, rows, step)
-        ):
-            return []
+    if _equal(embedding, head, config, read):
+        return []
     config["tied_output"] = 0
     return ["tie_word_embeddings is true, but lm_head.weight differs from the embedding: both are kept"]
+
+
+def _equal(one: SourceTensor, other: SourceTensor, config: dict[str, Any], read: ReadRows) -> bool:
+    """Whether two tensors of the embedding's shape hold the same numbers."""
+    rows, cols = config["n_vocab"], config["n_embd"]
+    first, second = View(one, rows, cols), View(other, rows, cols)
+    step = max(1, (1 << 20) // cols)
+    return one.shape == other.shape == (rows, cols) and all(
+        np.array_equal(read(first, at, min(at + step, rows)), read(second, at, min(at + step, rows)))
+        for at in range(0, rows, step)
+    )
+
+
+def _require_equal(
+    checkpoint: Checkpoint, names: tuple[str, ...], config: dict[str, Any], read: ReadRows
+) -> None:
+    found = [checkpoint.tensors[name] for name in names if name in checkpoint.tensors]
+    for tensor in found[1:]:
+        if not _equal(found[0], tensor, config, read):
+            raise ConversionError(
+                f"{tensor.name} in {tensor.file.name} differs from {found[0].name}: an encoder and a "
+                "decoder with embeddings of their own are not supported."
+            )
 
 
 def _counter(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from colibri.convert.decoder import Decoder, ExpertNames, Names
-from colibri.convert.encoders import both_stacks, require_encoder, same
+from colibri.convert.encoders import EMBEDDINGS, both_stacks, require_encoder, same
 from colibri.convert.keys import Keys
 from colibri.errors import ConversionError
 
@@ -44,7 +44,7 @@ def _attention(prefix: str, block: str) -> Names:
 
 
 TENSORS: Names = {
-    "embedding": ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    "embedding": EMBEDDINGS,
     "output": ("lm_head.weight",),
     **_norm("output_norm", "decoder.layer_norm"),
     **_norm("encoder_norm", "encoder.layer_norm"),
@@ -70,9 +70,7 @@ EXPERTS: ExpertNames | None = ExpertNames(
     ("encoder.layers.{N}.ffn", "decoder.layers.{N}.ffn"), ("fc1", "fc2"), prefix="expert_"
 )
 # The embedding again, and the sinusoids, which old versions saved.
-_IGNORED = tuple(
-    f"{stack}.embed_{what}." for stack in ("encoder", "decoder") for what in ("tokens", "positions")
-)
+_IGNORED = (*EMBEDDINGS, "encoder.embed_positions.", "decoder.embed_positions.")
 _NO_EFFECT = (  # in training, or where capacity is a share of all tokens
     "dropout activation_dropout init_std encoder_layerdrop decoder_layerdrop expert_capacity "
     "normalize_router_prob_before_dropping batch_prioritized_routing router_type"
@@ -144,6 +142,7 @@ def read_config(keys: Keys) -> Decoder:
         config,
         np.empty(0, np.float32),
         ignored=_IGNORED,
+        equal=EMBEDDINGS,
         made={"position_freq": frequencies},
         start_id=2,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from colibri.convert.decoder import Decoder, ExpertNames, Names
-from colibri.convert.encoders import both_stacks, distance_biases, require_encoder
+from colibri.convert.encoders import EMBEDDINGS, both_stacks, distance_biases, require_encoder
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("switch_transformers",)
@@ -42,7 +42,7 @@ def _feed_forward(block: str) -> Names:
 
 _BIASES = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 TENSORS: Names = {
-    "embedding": ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    "embedding": EMBEDDINGS,
     "output": ("lm_head.weight",),
     "output_norm": ("decoder.final_layer_norm.weight",),
     "attn_bias": (_BIASES.format("decoder"),),
@@ -111,7 +111,8 @@ def read_config(keys: Keys) -> Decoder:
         config,
         np.empty(0, np.float32),
         cuts=cuts,
-        ignored=("encoder.embed_tokens.", "decoder.embed_tokens."),
+        ignored=EMBEDDINGS,
+        equal=EMBEDDINGS,
         affine={"output_norm": (0.0, n_embd**-0.5)} if tied else {},
         start_id=keys.optional_integer("pad_token_id", 0, 0),
     )
