@@ -266,6 +266,7 @@ VARIANTS: dict[str, Variant] = {
         },
         n_source=300,
         n_ids=150,
+        seed=2,
     ),
     "nllb": Variant("nllb_moe", {"storage": "bf16"}, seed=8),
     "nllb_untied": Variant("nllb_moe", {"tied": False, "layers": (2, 2)}, seed=6),
