@@ -25,11 +25,11 @@ transformers = pytest.importorskip("transformers")
 
 SHARED = {"vocab_size": 120, "d_model": 48, "num_experts": 5, "pad_token_id": 0, "eos_token_id": 2}
 SWITCH = {
-    "num_layers": 3, "num_decoder_layers": 4, "num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 2,
+    "num_layers": 4, "num_decoder_layers": 3, "num_sparse_encoder_layers": 4, "num_sparse_decoder_layers": 1,
     "num_heads": 4, "d_kv": 20, "d_ff": 72, "expert_capacity": 9, "decoder_start_token_id": 0,
 }  # fmt: skip
 NLLB = {
-    "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 72, "decoder_ffn_dim": 72, "encoder_sparse_step": 2, "decoder_sparse_step": 3,
     "moe_token_dropout": 0.3, "max_position_embeddings": 256,
 }  # fmt: skip
