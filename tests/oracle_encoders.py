@@ -188,7 +188,7 @@ def forward(model: Model, source: Sequence[int], ids: Sequence[int]) -> tuple[Ar
     target come one by one."""
     found: list[Routing] = []
     x = stack_of(model, "decoder", ids, stack_of(model, "encoder", source, None, found), found)
-    tied = model.config["tie_word_embeddings"]
+    tied = model.config.get("tie_word_embeddings", True)
     if model.switch and tied:
         x = x * x.shape[1] ** -0.5
     return x @ model.weights["shared.weight" if tied else "lm_head.weight"].T, found
@@ -200,7 +200,7 @@ def greedy(model: Model, source: Sequence[int], start: Sequence[int], n: int) ->
     read = stack_of(model, "encoder", source, None, found)
     for _ in range(n):
         x = stack_of(model, "decoder", ids, read, found)[-1:]
-        tied = model.config["tie_word_embeddings"]
+        tied = model.config.get("tie_word_embeddings", True)
         if model.switch and tied:
             x = x * x.shape[1] ** -0.5
         logits = (x @ model.weights["shared.weight" if tied else "lm_head.weight"].T)[0]

@@ -292,8 +292,8 @@ def encode(
     routing: RoutingObserver | None = None,
 ) -> None:
     """Makes ids the source of a sequence that holds no positions."""
-    call = _load()[1].colibri_encode
-    _observed(context, progress, routing, lambda watch: call(context, sequence, _ids(ids), len(ids), watch))
+    at, n, library = _ids(ids), len(ids), _load()[1]
+    _observed(context, progress, routing, lambda o: library.colibri_encode(context, sequence, at, n, o))
 
 
 def evaluate(
@@ -314,8 +314,8 @@ def evaluate(
         if logits is not None:
             item.n_logits = logits.size // n_vocab
             item.logits = _floats(logits, item.n_logits, n_vocab, writable=True)
-    call = library.colibri_evaluate
-    _observed(context, progress, routing, lambda watch: call(context, array, len(inputs), watch))
+    n = len(inputs)
+    _observed(context, progress, routing, lambda o: library.colibri_evaluate(context, array, n, o))
 
 
 def run_inference(context: ContextHandle, ids: Ids, logits: Floats) -> None:
