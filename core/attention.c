@@ -25,22 +25,26 @@ void attention_positions(const struct chunk *chunk)
 
 struct attention_work {
     const struct chunk *chunk;
-    const struct layer *weights;
+    const struct attention_weights *weights;
     int32_t layer;
+    bool source;         /* the keys are those of the source, all of which every row sees; else those before the row */
+    bool asks, writes;   /* queries of the rows are made, keys and values are */
+    const float *bias;   /* [n_heads][2 attn_bias_span + 1]; NULL: none */
     int32_t parts; /* chunk_attend_parts */
     int32_t rows;  /* of a work item */
     int32_t first_block; /* of the past, that a work item may look at */
 };
 
 /* Bias, norm, clip and rotation of one row of q or k [n_heads][head_dim]; norm and bias NULL: none. */
-static void prepare_heads(const struct chunk *c, int32_t layer, int32_t row, float *heads, int32_t n_heads, const float *bias,
+static void prepare_heads(const struct attention_work *work, int32_t row, float *heads, int32_t n_heads, const float *bias,
                           const float *norm)
 {
+    const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
     const int32_t dim = config->head_dim, width = n_heads * dim;
-    const bool rotates = config->rope_dim > 0 && config->rope_set[layer] != 2;
-    const size_t at = rotates ? chunk_rope_at(config, row, layer) : 0;
+    const bool rotates = config->rope_dim > 0 && config->rope_set[work->layer] != 2;
+    const size_t at = rotates ? chunk_rope_at(config, row, work->layer) : 0;
     if (bias != NULL) kernels->add(heads, bias, width);
     if (norm != NULL && config->qk_norm == 2) kernels->rms_norm(heads, heads, norm, width, config->norm_eps);
     if (config->qkv_clip > 0) kernels->clamp(heads, config->qkv_clip, width);
@@ -50,26 +54,48 @@ static void prepare_heads(const struct chunk *c, int32_t layer, int32_t row, flo
     }
 }
 
+/* The sequence of the cache that holds a row's keys. */
+static int32_t table_of(const struct attention_work *work, int32_t row)
+{
+    return work->chunk->sequences[row] + (work->source ? work->chunk->cache->first_source : 0);
+}
+
+/* Where the keys that a row sees begin and end. */
+static int32_t first_key(const struct attention_work *work, int32_t row)
+{
+    const int32_t window = work->source ? 0 : work->chunk->config->window[work->layer], end = work->chunk->positions[row] + 1;
+    if (window > 0 && work->chunk->config->window_aligned) return (end - 1) / window * window;
+    return window > 0 && window < end ? end - window : 0;
+}
+
+static int32_t end_key(const struct attention_work *work, int32_t row)
+{
+    return work->source ? work->chunk->cache->lengths[table_of(work, row)] : work->chunk->positions[row] + 1;
+}
+
 static void prepare_item(void *argument, int32_t row, int32_t worker)
 {
     (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
+    const struct attention_weights *const w = work->weights;
     const size_t dim = (size_t)config->head_dim, kv_width = (size_t)config->n_kv_heads * dim;
-    float *const q = c->q + (size_t)row * (size_t)config->n_heads * dim;
     float *const k = c->k + (size_t)row * kv_width, *const v = c->v + (size_t)row * kv_width;
-    prepare_heads(c, work->layer, row, q, config->n_heads, work->weights->q_bias, work->weights->q_norm);
-    prepare_heads(c, work->layer, row, k, config->n_kv_heads, work->weights->k_bias, work->weights->k_norm);
-    if (config->temperature_step > 0 && config->rope_set[work->layer] == 2) {
-        const int32_t last = config->context_length / config->temperature_step, step = (c->positions[row] + 1) / config->temperature_step;
-        c->kernels->add_scaled(q, q, c->model->attn_temperature[step < last ? step : last], (int32_t)((size_t)config->n_heads * dim));
+    if (work->asks) {
+        float *const q = c->q + (size_t)row * (size_t)config->n_heads * dim;
+        prepare_heads(work, row, q, config->n_heads, w->q_bias, w->q_norm);
+        if (config->temperature_step > 0 && config->rope_set[work->layer] == 2) {
+            const int32_t last = config->context_length / config->temperature_step, step = (c->positions[row] + 1) / config->temperature_step;
+            c->kernels->add_scaled(q, q, c->model->attn_temperature[step < last ? step : last], (int32_t)((size_t)config->n_heads * dim));
+        }
     }
-    if (work->weights->v_bias != NULL) c->kernels->add(v, work->weights->v_bias, (int32_t)kv_width);
+    if (!work->writes) return;
+    prepare_heads(work, row, k, config->n_kv_heads, w->k_bias, w->k_norm);
+    if (w->v_bias != NULL) c->kernels->add(v, w->v_bias, (int32_t)kv_width);
     if (config->qkv_clip > 0) c->kernels->clamp(v, config->qkv_clip, (int32_t)kv_width);
     for (int32_t h = 0; h < config->n_kv_heads; h++) {
-        cache_write(c->cache, c->sequences[row], work->layer, h, c->positions[row], k + (size_t)h * dim,
-                    v + (size_t)h * dim);
+        cache_write(c->cache, table_of(work, row), work->layer, h, c->positions[row], k + (size_t)h * dim, v + (size_t)h * dim);
     }
 }
 
@@ -86,15 +112,8 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
         .value_dim = c->cache->value_dim,
         .block_positions = c->cache->block_positions,
         .scale = c->config->attn_scale,
+        .bias_span = work->bias == NULL ? 0 : c->config->attn_bias_span,
     };
-}
-
-/* The first key that a row sees. */
-static int32_t first_key(const struct attention_work *work, int32_t row)
-{
-    const int32_t window = work->chunk->config->window[work->layer], end = work->chunk->positions[row] + 1;
-    if (window > 0 && work->chunk->config->window_aligned) return (end - 1) / window * window;
-    return window > 0 && window < end ? end - window : 0;
 }
 
 static float *partial_at(const struct chunk *c, size_t row_head, int32_t block)
@@ -115,8 +134,8 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
     const float *const sinks = work->weights->sinks;
     struct attend tile = empty_tile(work, kv_head);
     for (int32_t row = first; row < end; row++) {
-        const int32_t *const table = cache_table(c->cache, c->sequences[row]);
-        if (block >= 0 && (block * KV_BLOCK > c->positions[row] || block < first_key(work, row) / KV_BLOCK)) continue;
+        const int32_t *const table = cache_table(c->cache, table_of(work, row));
+        if (block >= 0 && (block * KV_BLOCK >= end_key(work, row) || block < first_key(work, row) / KV_BLOCK)) continue;
         for (int32_t g = from; g < to; g++) {
             if (tile.n == ATTEND_TILE || (tile.n > 0 && tile.table != table)) {
                 c->kernels->attend(&tile, block);
@@ -127,9 +146,11 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
             tile.out[tile.n] = c->q + head * (size_t)tile.key_dim;
             tile.q[tile.n] = tile.out[tile.n];
             tile.sink[tile.n] = sinks == NULL ? NULL : sinks + kv_head * group + g;
+            tile.position[tile.n] = c->positions[row];
+            if (work->bias != NULL) tile.bias[tile.n] = work->bias + (size_t)(kv_head * group + g) * (size_t)(2 * tile.bias_span + 1) + tile.bias_span;
             if (block >= 0) tile.partial[tile.n] = partial_at(c, head, block);
             tile.first_key[tile.n] = first_key(work, row);
-            tile.n_keys[tile.n++] = c->positions[row] + 1;
+            tile.n_keys[tile.n++] = end_key(work, row);
         }
     }
     if (tile.n > 0) c->kernels->attend(&tile, block);
@@ -156,7 +177,7 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
     const struct chunk *const c = work->chunk;
     const int32_t row = head / c->config->n_heads, first = first_key(work, row) / KV_BLOCK;
     const float *const sinks = work->weights->sinks;
-    c->kernels->attend_merge(partial_at(c, (size_t)head, first), c->positions[row] / KV_BLOCK + 1 - first, c->cache->value_dim,
+    c->kernels->attend_merge(partial_at(c, (size_t)head, first), (end_key(work, row) - 1) / KV_BLOCK + 1 - first, c->cache->value_dim,
                              sinks == NULL ? NULL : sinks + head % c->config->n_heads, c->q + (size_t)head * (size_t)c->cache->key_dim);
 }
 
@@ -166,7 +187,7 @@ static uint64_t attended_bytes(const struct attention_work *work)
     const struct chunk *const c = work->chunk;
     uint64_t bytes = 0;
     const int64_t width = (int64_t)c->config->n_heads * (c->cache->key_dim + c->cache->value_dim);
-    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(c->positions[row] + 1 - first_key(work, row), width);
+    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(end_key(work, row) - first_key(work, row), width);
     return bytes;
 }
 
@@ -179,7 +200,7 @@ static void attend(struct attention_work *work)
     int32_t blocks = 0;
     work->first_block = INT32_MAX;
     for (int32_t row = 0; row < c->n; row++) {
-        const int32_t held = c->positions[row] / KV_BLOCK + 1, first = first_key(work, row) / KV_BLOCK;
+        const int32_t held = (end_key(work, row) - 1) / KV_BLOCK + 1, first = first_key(work, row) / KV_BLOCK;
         work->first_block = first < work->first_block ? first : work->first_block;
         blocks = held > blocks ? held : blocks;
     }
@@ -195,19 +216,46 @@ static void attend(struct attention_work *work)
     threads_run(c->threads, merge_item, work, c->n * c->config->n_heads, bytes / KV_BLOCK);
 }
 
-static void grouped_queries(struct chunk *c, int32_t layer, struct attention_work *work)
+static void grouped_rows(struct chunk *c, struct attention_work *work)
 {
-    const struct layer *const w = work->weights;
+    const struct attention_weights *const w = work->weights;
     const size_t q_width = (size_t)c->attended.width;
     const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
-    c->products[0] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
-    c->products[1] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
-    c->products[2] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
-    c->products[3] = product(&w->gate, &c->h, NULL, c->n, c->gate, q_width);
-    product_run(c, c->config->attn_gate ? 4 : 3);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
+    int32_t n = 0;
+    if (work->asks) c->products[n++] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
+    if (work->asks && c->config->attn_gate) c->products[n++] = product(&w->gate, &c->h, NULL, c->n, c->gate, q_width);
+    if (work->writes) {
+        c->products[n++] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
+        c->products[n++] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
+    }
+    product_run(c, n);
+    profile_mark(&c->profile, work->layer, COLIBRI_PHASE_QKV);
     threads_run(c->threads, prepare_item, work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_ROPE);
+    profile_mark(&c->profile, work->layer, COLIBRI_PHASE_ROPE);
+}
+
+/* cross: from a layer behind an encoder to the source. */
+static struct attention_work work_of(const struct chunk *c, int32_t layer, bool cross)
+{
+    const bool encoder = layer < c->config->n_encoder_layers;
+    return (struct attention_work){
+        .chunk = c,
+        .weights = cross ? &c->model->layers[layer].cross : &c->model->layers[layer].self,
+        .layer = layer,
+        .source = cross || encoder,
+        .asks = true,
+        .writes = !cross,
+        .bias = cross ? NULL : encoder ? c->model->encoder_attn_bias : c->model->attn_bias,
+        .parts = chunk_attend_parts(c->config),
+    };
+}
+
+void attention_source(struct chunk *c, int32_t layer)
+{
+    struct attention_work work = work_of(c, layer, true);
+    work.asks = false;
+    work.writes = true;
+    grouped_rows(c, &work);
 }
 
 static void gate_item(void *argument, int32_t row, int32_t worker)
@@ -218,32 +266,34 @@ static void gate_item(void *argument, int32_t row, int32_t worker)
     c->kernels->sigmoid_mul(c->attended.f32 + at, c->gate + at, c->attended.width);
 }
 
-static void attend_to(struct chunk *c, int32_t layer, struct attention_work *work)
+static void attend_to(struct chunk *c, struct attention_work *work)
 {
     const bool latent = c->config->kv_latent_dim > 0;
-    if (latent) latent_queries(c, layer);
-    else grouped_queries(c, layer, work);
+    if (latent) latent_queries(c, work->layer);
+    else grouped_rows(c, work);
     attend(work);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTEND);
-    if (latent) latent_values(c, layer);
+    profile_mark(&c->profile, work->layer, COLIBRI_PHASE_ATTEND);
+    if (latent) latent_values(c, work->layer);
     if (c->config->attn_gate) threads_run(c->threads, gate_item, c, c->n, 4 * row_bytes(c->n, c->attended.width));
 }
 
 void attention_layer(struct chunk *c, int32_t layer)
 {
-    const struct layer *const w = &c->model->layers[layer];
     const bool attends = c->config->mixer[layer] == 0;
     const struct activation *const given = attends ? &c->attended : &c->delta_out;
-    struct attention_work work = {c, w, layer, chunk_attend_parts(c->config), 0, 0};
-    const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) ||
-                    type_reads_q8(w->gate.type) || type_reads_q8(w->q_latent.type);
-    product_norm(c, c->x, w->attn_norm, w->attn_norm_bias, c->config->norm_eps, q8, &c->h);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
-    if (attends) attend_to(c, layer, &work);
-    else delta_layer(c, layer);
-    if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n);
-    c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
-    product_run(c, 1);
-    product_residual(c, w->out_bias, w->attn_post_norm);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTN_OUT);
+    for (int cross = 0; cross <= (c->model->layers[layer].cross.q.data != NULL); cross++) {
+        struct attention_work work = work_of(c, layer, cross != 0);
+        const struct attention_weights *const w = work.weights;
+        const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) ||
+                        type_reads_q8(w->gate.type) || type_reads_q8(w->q_latent.type);
+        product_norm(c, c->x, w->norm, w->norm_bias, c->config->norm_eps, q8, &c->h);
+        profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
+        if (attends) attend_to(c, &work);
+        else delta_layer(c, layer);
+        if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n);
+        c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
+        product_run(c, 1);
+        product_residual(c, w->out_bias, w->post_norm);
+        profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTN_OUT);
+    }
 }

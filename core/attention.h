@@ -1,4 +1,5 @@
-/* attention.h: what mixes positions: grouped-query attention with RoPE over the KV cache, or the delta rule. */
+/* attention.h: what mixes positions: grouped-query attention over the KV cache, to what came before or to a source, or the
+ * delta rule. */
 #ifndef COLIBRI_ATTENTION_H
 #define COLIBRI_ATTENTION_H
 
@@ -7,6 +8,8 @@
 /* cos and sin of the chunk's rows, used by every layer. */
 void attention_positions(const struct chunk *chunk);
 /* x += attention(norm(x)), or what else mixes positions in the layer; keys and values of the rows go to the cache, whose
- * positions are reserved. */
+ * positions are reserved. Behind an encoder also x += attention(norm(x)) to the source. */
 void attention_layer(struct chunk *chunk, int32_t layer);
+/* Keys and values of the source's rows h, for the attention of a later layer to them, go to the cache. */
+void attention_source(struct chunk *chunk, int32_t layer);
 #endif

@@ -6,7 +6,8 @@
 
 void cache_layout(struct cache *c, struct arena *arena, const struct config *config, int32_t context, int32_t n_sequences)
 {
-    c->n_sequences = n_sequences;
+    c->first_source = config->n_encoder_layers > 0 ? n_sequences : 0;
+    c->n_sequences = n_sequences + c->first_source;
     c->block_positions = context >= KV_BLOCK ? KV_BLOCK : (context + 15) & ~15;
     c->blocks_per_sequence = (int32_t)(((int64_t)context + KV_BLOCK - 1) / KV_BLOCK);
     c->key_dim = config_key_dim(config);
@@ -17,22 +18,23 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     for (int32_t layer = 0; layer < config->n_layers; layer++) {
         size_t *const bytes = config->mixer[layer] == 1 ? &c->state_bytes : &c->block_bytes;
         c->layer_offset[layer] = *bytes;
+        if (layer < config->n_encoder_layers) continue;
         *bytes += config->mixer[layer] == 1
                       ? config_state_floats(config) * (size_t)config->delta_key_heads * sizeof(float)
                       : c->head_bytes * (size_t)config->n_kv_heads;
     }
-    const uint64_t n_blocks = (uint64_t)n_sequences * (uint64_t)c->blocks_per_sequence;
+    const uint64_t held = (uint64_t)c->n_sequences, n_blocks = held * (uint64_t)c->blocks_per_sequence;
     if (n_blocks > INT32_MAX) arena->overflow = true;
     c->n_blocks = (int32_t)(n_blocks & INT32_MAX);
     c->tables = arena_take(arena, n_blocks, sizeof *c->tables);
     c->references = arena_take(arena, n_blocks, sizeof *c->references);
     c->free_blocks = arena_take(arena, n_blocks, sizeof *c->free_blocks);
-    c->lengths = arena_take(arena, (uint64_t)n_sequences, sizeof *c->lengths);
-    c->valid = arena_take(arena, (uint64_t)n_sequences, sizeof *c->valid);
+    c->lengths = arena_take(arena, held, sizeof *c->lengths);
+    c->valid = arena_take(arena, held, sizeof *c->valid);
     c->context = context;
-    c->ids = arena_take(arena, (uint64_t)n_sequences * (uint64_t)context, sizeof *c->ids);
-    c->marks = arena_take(arena, (uint64_t)n_sequences, sizeof *c->marks);
-    c->states = arena_take(arena, (uint64_t)n_sequences * STATES, c->state_bytes);
+    c->ids = arena_take(arena, held * (uint64_t)context, sizeof *c->ids);
+    c->marks = arena_take(arena, held, sizeof *c->marks);
+    c->states = arena_take(arena, held * STATES, c->state_bytes);
     c->pool = arena_take(arena, n_blocks, c->block_bytes);
 }
 
@@ -131,6 +133,7 @@ void cache_fork(struct cache *c, int32_t source, int32_t target)
     memcpy(cache_ids(c, target), cache_ids(c, source), (size_t)c->lengths[source] * sizeof *c->ids);
     c->valid[target] = c->valid[source];
     c->lengths[target] = c->lengths[source];
+    if (source < c->first_source) cache_fork(c, source + c->first_source, target + c->first_source);
 }
 
 void cache_write(const struct cache *c, int32_t sequence, int32_t layer, int32_t head, int32_t position, const float *key,

@@ -4,7 +4,9 @@
  * behind, in front of the last multiple of KV_BLOCK among them; an evaluation replaces one of them. A sequence rewound to
  * where no state is holds its positions (`lengths`), but is evaluated again from the state in front of them (`valid`).
  *
- *   block: for each layer, for each kv head:
+ * The source of a sequence lies in such blocks too. Layers of an encoder keep nothing: each uses the first layer's place.
+ *
+ *   block: for each layer behind an encoder, for each kv head:
  *            keys   [positions / 16][key_dim][16]   (element d of 16 neighbouring positions side by side)
  *            values [roundup16(value_dim) / 16][positions][16]   (zeros behind the last element)
  *   state: for each layer that has one, for each key head: for each head that reads it [roundup16(delta_value_dim) / 16]
@@ -22,6 +24,7 @@ enum { STATE_NOW, STATES = 3, STATE_LEFT = 3, STATE_MARKS };
 
 struct cache {
     int32_t n_sequences, n_blocks;      /* blocks in the pool */
+    int32_t first_source;               /* the source of sequence s is held as sequence first_source + s; 0: there are none */
     int32_t blocks_per_sequence;
     int32_t block_positions;            /* KV_BLOCK, or less if the context is shorter */
     int32_t key_dim, value_dim, value_stride;
@@ -40,7 +43,7 @@ struct cache {
     int32_t n_touched;                  /* blocks 0 … n_touched - 1 have been written at some time */
 };
 
-/* Sizes, then memory; `context` and `n_sequences` are checked by the caller. */
+/* Sizes, then memory; `context` and `n_sequences`, sources not counted, are checked by the caller. */
 void cache_layout(struct cache *cache, struct arena *arena, const struct config *config, int32_t context,
                   int32_t n_sequences);
 void cache_reset(struct cache *cache);
@@ -50,6 +53,7 @@ void cache_reserve(struct cache *cache, int32_t sequence, int32_t n, int32_t bef
 /* The n positions from `first` on that were reserved are evaluated. */
 void cache_commit(const struct cache *cache, int32_t sequence, int32_t first, int32_t n);
 void cache_rewind(struct cache *cache, int32_t sequence, int32_t position);
+/* target becomes a copy of source, with the text that it is made from, if there is one. */
 void cache_fork(struct cache *cache, int32_t source, int32_t target);
 /* Writes key [key_dim] and value [value_dim] of one layer, head and reserved position. */
 void cache_write(const struct cache *cache, int32_t sequence, int32_t layer, int32_t head, int32_t position,

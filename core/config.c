@@ -26,7 +26,6 @@ struct field {
 
 static const struct field FIELDS[] = {CONFIG_FIELDS(FIELD_OF_INT, FIELD_OF_LAYER, FIELD_OF_FLOAT)};
 enum { N_FIELDS = sizeof FIELDS / sizeof FIELDS[0] };
-_Static_assert(N_FIELDS <= 64, "fields that were seen are bits of one word");
 
 static const struct field *find_field(const char *name, size_t length)
 {
@@ -89,7 +88,7 @@ static int32_t store_record(const struct record *record, const struct field *fie
 
 /* One pass over the records; with `only` set, just that field is stored (n_layers is needed before the others). */
 static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct field *only, struct config *config,
-                           uint64_t *seen, colibri_error *error)
+                           bool *seen, colibri_error *error)
 {
     for (uint64_t at = 0; at < bytes;) {
         struct record record = {0};
@@ -99,9 +98,8 @@ static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct fie
                 "config field '%.*s' is not known to this version (" COLIBRI_VERSION "); install a newer colibri or convert "
                 "the model again", record.name_bytes > 100 ? 100 : record.name_bytes, record.name);
         if (only != NULL && field != only) continue;
-        const uint64_t bit = (uint64_t)1 << (field - FIELDS);
-        FAIL_IF(*seen & bit, error, FORMAT, "config field '%s' appears twice", field->name);
-        *seen |= bit;
+        FAIL_IF(seen[field - FIELDS], error, FORMAT, "config field '%s' appears twice", field->name);
+        seen[field - FIELDS] = true;
         TRY(store_record(&record, field, config->n_layers, config, error));
     }
     return COLIBRI_OK;
@@ -126,10 +124,10 @@ static const char *group_fault(const struct config *c)
 static const char *router_fault(const struct config *c)
 {
     const bool biased = c->router_bias || c->n_expert_groups;
-    const bool linear = !c->expert_bias && !(c->ffn_limit > 0) && !(c->ffn_cubic > 0) && c->ffn_up_offset == 0;
+    const bool linear = !c->expert_bias && !c->ffn_ungated && !(c->ffn_limit > 0) && !(c->ffn_cubic > 0) && c->ffn_up_offset == 0;
     if (c->router_near > 0 && (c->router_score || biased)) return "router_near goes without router_score, router_bias and n_expert_groups";
     if (c->router_score == 2 && biased) return "router_score 2 goes without router_bias and n_expert_groups";
-    if (c->router_on_input && !linear) return "router_on_input goes without expert_bias, ffn_limit, ffn_cubic and ffn_up_offset";
+    if (c->router_on_input && !linear) return "router_on_input goes without expert_bias, ffn_ungated, ffn_limit, ffn_cubic and ffn_up_offset";
     return group_fault(c);
 }
 
@@ -157,6 +155,16 @@ static const char *delta_fault(const struct config *c)
     return used && c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : NULL;
 }
 
+static const char *encoder_fault(const struct config *c)
+{
+    if (c->sinusoids && c->n_embd % 2 != 0) return "sinusoids need an even n_embd";
+    if (c->attn_bias_span && c->attn_bias_span < 8) return "attn_bias_span is below 8";
+    if (c->expert_capacity && c->n_encoder_layers == 0) return "expert_capacity needs n_encoder_layers";
+    if (c->n_encoder_layers >= c->n_layers) return "n_encoder_layers leaves no layer";
+    if (c->n_encoder_layers == 0 || (c->rope_dim == 0 && c->kv_latent_dim == 0 && c->delta_heads == 0)) return NULL;
+    return "n_encoder_layers goes without rope_dim, kv_latent_dim and mixer 1";
+}
+
 /* How fields must fit together. */
 static int32_t check_relations(const struct config *config, colibri_error *error)
 {
@@ -178,20 +186,22 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) fault = delta_fault(config);
+    else if ((fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL && (fault = delta_fault(config)) == NULL) {
+        fault = encoder_fault(config);
+    }
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }
 
 int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error)
 {
-    uint64_t seen = 0, first = 0;
+    bool seen[N_FIELDS] = {false}, first[N_FIELDS] = {false};
     memset(config, 0, sizeof *config);
-    TRY(read_fields(data, bytes, find_field("n_layers", 8), config, &first, error));
+    TRY(read_fields(data, bytes, find_field("n_layers", 8), config, first, error));
     config->n_layers = config->n_layers == 0 ? 1 : config->n_layers; /* absent: reported as missing below */
-    TRY(read_fields(data, bytes, NULL, config, &seen, error));
+    TRY(read_fields(data, bytes, NULL, config, seen, error));
     for (int i = 0; i < N_FIELDS; i++) {
-        if (seen & (uint64_t)1 << i) continue;
+        if (seen[i]) continue;
         FAIL_IF(FIELDS[i].required, error, FORMAT, "config field '%s' is missing; convert the model again", FIELDS[i].name);
         const int32_t integer = (int32_t)FIELDS[i].fallback, count = FIELDS[i].per_layer ? config->n_layers : 1;
         const float real = (float)FIELDS[i].fallback;

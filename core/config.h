@@ -15,6 +15,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(n_vocab, 1, 16777216, REQUIRED, "rows of the embedding and length of a logits row")                           \
     INT(n_vocab_used, 1, 16777216, REQUIRED, "ids at or above it are padding rows: never sampled")                    \
     INT(n_layers, 1, 512, REQUIRED, "layers")                                                                         \
+    INT(n_encoder_layers, 0, 511, 0, "of these the first, which read a source; the others attend to it too; 0: none") \
     INT(n_embd, 1, 1048576, REQUIRED, "width of the residual stream")                                                 \
     INT(n_heads, 1, 4096, REQUIRED, "query heads")                                                                    \
     INT(n_kv_heads, 1, 4096, REQUIRED, "key and value heads, a divisor of n_heads")                                   \
@@ -28,6 +29,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     LAYER(rope_set, 0, 2, 0, "the layer's set of frequencies: 0, 1; 2: none, q and k are not rotated")                \
     INT(temperature_step, 0, 1073741824, 0, "positions that share a factor of q in layers that do not rotate; 0: off") \
     FLOAT(rope_scale, 0.0001, 10000, 1, "multiplies cos and sin")                                                     \
+    INT(sinusoids, 0, 1048576, 0, "sines and cosines of positions, the first one this, join the embedding; 0: off")    \
     INT(context_length, 1, 1073741824, REQUIRED, "positions the model was trained for")                               \
     FLOAT(norm_eps, 0, 1, REQUIRED, "epsilon of every RMSNorm")                                                       \
     INT(layer_norm, 0, 1, 0, "1: norms of the residual stream take the mean off and have a bias")                     \
@@ -40,6 +42,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(attn_out_bias, 0, 1, 0, "1: the attention output has a bias")                                                 \
     LAYER(window, 0, 1073741824, 0, "keys a query of the layer sees, itself the last of them; 0: all before it")      \
     INT(window_aligned, 0, 1, 0, "1: windows do not slide: a query sees keys from the last multiple of window on")    \
+    INT(attn_bias_span, 0, 65536, 0, "scores have a bias for each head and distance, up to this one; 0: off")         \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(attn_gate, 0, 1, 0, "1: what attention gives is scaled by the sigmoid of a projection of its own")            \
     LAYER(mixer, 0, 1, 0, "what mixes positions in the layer: 0 attention, 1 a gated delta rule with a state")        \
@@ -67,7 +70,9 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(router_norm, 0, 1, 0, "1: the chosen weights are divided by their sum")                                       \
     FLOAT(router_norm_min, 0, 1, 0, "by this where their sum is less")                                                \
     FLOAT(router_scale, 0.0001, 10000, 1, "multiplies the weights of the chosen experts")                             \
-    INT(expert_bias, 0, 1, 0, "1: gate, up and down of routed experts have biases")                                   \
+    INT(expert_capacity, 0, 1073741824, 0, "tokens of a source that an expert adds to, the first ones; 0: all")       \
+    INT(expert_bias, 0, 1, 0, "1: gate, up and down of routed experts and dense feed-forwards have biases")           \
+    INT(ffn_ungated, 0, 1, 0, "1: a feed-forward is ReLU of gate, there is no up")                                    \
     FLOAT(ffn_limit, 0, 1000000, 0, "a gate is at most this, up within +- this; 0: off")                              \
     FLOAT(ffn_alpha, 0.0001, 10000, 1, "a feed-forward is (up + offset) gate sigmoid(this x gate)")                   \
     FLOAT(ffn_cubic, 0, 1000, 0, "the sigmoid is of alpha x (gate + this x gate^3)")                                  \

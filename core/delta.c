@@ -9,7 +9,7 @@
 
 struct delta_work {
     const struct chunk *chunk;
-    const struct layer *weights;
+    const struct attention_weights *weights;
     int32_t layer;
 };
 
@@ -65,7 +65,7 @@ static void delta_item(void *argument, int32_t key, int32_t worker)
 
 void delta_layer(struct chunk *c, int32_t layer)
 {
-    const struct layer *const w = &c->model->layers[layer];
+    const struct attention_weights *const w = &c->model->layers[layer].self;
     const int32_t heads = c->config->delta_heads, channels = config_channels(c->config);
     const size_t stride = (size_t)channels + 2 * (size_t)heads;
     struct delta_work work = {c, w, layer};

@@ -4,28 +4,36 @@
 
 #include <string.h>
 
+static int32_t check_ids(colibri_context *context, const char *name, int32_t index, const int32_t *ids, int32_t n_ids)
+{
+    const int32_t n_vocab = context->model->config.n_vocab;
+    FAIL_IF(n_ids < 1 || ids == NULL, &context->error, ARGUMENT, "%s[%d]: expected at least one id, found %d", name, index, n_ids);
+    for (int32_t i = 0; i < n_ids; i++) {
+        FAIL_IF(ids[i] < 0 || ids[i] >= n_vocab, &context->error, ARGUMENT, "%s[%d].ids[%d]: expected 0 to %d, found %d", name,
+                index, i, n_vocab - 1, ids[i]);
+    }
+    return COLIBRI_OK;
+}
+
 static int32_t check_input(colibri_context *context, const colibri_input *in, int32_t index)
 {
     colibri_error *const error = &context->error;
-    const int32_t n_vocab = context->model->config.n_vocab;
+    const int32_t source = context->cache.first_source;
     FAIL_IF(in->sequence < 0 || in->sequence >= context->params.max_batch, error, ARGUMENT,
             "inputs[%d].sequence: expected 0 to %d, found %d", index, context->params.max_batch - 1, in->sequence);
     FAIL_IF(context->in_batch[in->sequence], error, ARGUMENT, "inputs[%d].sequence: %d is in this batch already", index,
             in->sequence);
     context->in_batch[in->sequence] = true;
-    FAIL_IF(in->n_ids < 1 || in->ids == NULL, error, ARGUMENT, "inputs[%d]: expected at least one id, found %d", index,
-            in->n_ids);
+    TRY(check_ids(context, "inputs", index, in->ids, in->n_ids));
+    FAIL_IF(source > 0 && context->cache.lengths[source + in->sequence] == 0, error, ARGUMENT,
+            "inputs[%d].sequence: %d has no source, which this model attends to; give it one with colibri_encode", index,
+            in->sequence);
     FAIL_IF(in->n_logits < 0 || in->n_logits > in->n_ids || (in->n_logits > 0 && in->logits == NULL), error, ARGUMENT,
             "inputs[%d].n_logits: expected 0 to %d and a place for them, found %d", index, in->n_ids, in->n_logits);
     const int32_t held = context->cache.lengths[in->sequence];
     FAIL_IF(in->n_ids > context->params.context - held, error, CONTEXT,
             "sequence %d holds %d positions and %d more were given, but the context is %d; open the model with a larger "
             "context or shorten the input", in->sequence, held, in->n_ids, context->params.context);
-    for (int32_t i = 0; i < in->n_ids; i++) {
-        if (in->ids[i] >= 0 && in->ids[i] < n_vocab) continue;
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "inputs[%d].ids[%d]: expected 0 to %d, found %d", index, i,
-                           n_vocab - 1, in->ids[i]);
-    }
     return COLIBRI_OK;
 }
 
@@ -61,7 +69,7 @@ static int32_t run_chunks(colibri_context *context, const colibri_input *inputs,
     struct chunk *const c = &context->chunk;
     for (int32_t i = 0; i < n_inputs; i++) {
         const int32_t end = context->lengths_before[inputs[i].sequence] + inputs[i].n_ids;
-        watch.total += (uint64_t)(end - context->cache.valid[inputs[i].sequence]) * (uint64_t)c->config->n_layers;
+        watch.total += (uint64_t)(end - context->cache.valid[inputs[i].sequence]) * (uint64_t)(c->config->n_layers - c->config->n_encoder_layers);
     }
     for (int32_t at = 0; at < n_inputs;) {
         next_chunk(context, inputs, n_inputs, &at);
@@ -171,6 +179,42 @@ int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target)
     TRY(check_sequence(context, "target", target, &context->error));
     cache_fork(&context->cache, source, target);
     return COLIBRI_OK;
+}
+
+int32_t colibri_encode(colibri_context *context, int32_t sequence, const int32_t *ids, int32_t n_ids, const colibri_observer *observer)
+{
+    TRY(check_idle(context));
+    struct chunk *const c = &context->chunk;
+    colibri_error *const error = &context->error;
+    const int32_t n_layers = c->config->n_encoder_layers;
+    const int32_t most = context->params.chunk < context->params.context ? context->params.chunk : context->params.context;
+    FAIL_IF(n_layers == 0, error, ARGUMENT, "the model has no encoder: give the ids to colibri_evaluate");
+    TRY(check_sequence(context, "sequence", sequence, error));
+    FAIL_IF(context->cache.lengths[sequence] > 0, error, ARGUMENT,
+            "sequence %d holds %d positions made from another source; rewind it to 0 first", sequence, context->cache.lengths[sequence]);
+    TRY(check_ids(context, "source", sequence, ids, n_ids));
+    FAIL_IF(n_ids > most, error, CONTEXT,
+            "the source has %d tokens, but is evaluated at once and context and chunk allow %d; open the model with larger ones or "
+            "shorten it", n_ids, most);
+    const int32_t source = context->cache.first_source + sequence;
+    cache_rewind(&context->cache, source, 0);
+    cache_reserve(&context->cache, source, n_ids, 0);
+    c->n = n_ids;
+    c->n_outputs = 0;
+    for (int32_t i = 0; i < n_ids; i++) {
+        c->ids[i] = ids[i];
+        c->sequences[i] = sequence;
+        c->positions[i] = i;
+    }
+    struct watch watch = {observer, &context->cancelled, 0, (uint64_t)n_ids * (uint64_t)n_layers};
+    context->evaluating = true;
+    profile_begin(&c->profile, context->profile, &context->threads);
+    const int32_t status = forward_source(c, &watch, error);
+    context->evaluating = false;
+    if (status == COLIBRI_OK) return COLIBRI_OK;
+    atomic_store(&context->cancelled, false);
+    cache_rewind(&context->cache, source, 0);
+    return status;
 }
 
 int32_t colibri_sample(colibri_context *context, const float *logits, const colibri_sampling *sampling,

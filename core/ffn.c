@@ -23,6 +23,13 @@ static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows)
     return step < room ? step : (int32_t)room;
 }
 
+/* The biases of a group's matrix of `rows` rows; NULL: none. The shared expert has none. */
+static const float *biases_of(const struct layer *layer, const struct ffn_group *group, const float *biases, int32_t rows)
+{
+    if (biases == NULL || group->weights == &layer->shared) return NULL;
+    return biases + (size_t)(group->expert < 0 ? 0 : group->expert) * (size_t)rows;
+}
+
 /* Biases and activation of gate and up of one row from a column on, as the type of down reads it. */
 static void activate(const struct ffn_list *list, const struct ffn_group *group, int32_t row, float *gate, float *up,
                      int32_t from, int32_t count)
@@ -30,14 +37,14 @@ static void activate(const struct ffn_list *list, const struct ffn_group *group,
     const struct chunk *const c = list->chunk;
     const struct layer *const layer = &c->model->layers[list->layer];
     const size_t slot = (size_t)(group->first_slot + row);
-    if (group->expert >= 0 && layer->gate_bias != NULL) {
-        const size_t at = (size_t)group->expert * (size_t)group->weights->gate.rows + (size_t)from;
-        c->kernels->add(gate, layer->gate_bias + at, count);
-        c->kernels->add(up, layer->up_bias + at, count);
-    }
+    const float *const gate_bias = biases_of(layer, group, layer->gate_bias, group->weights->gate.rows);
+    const float *const up_bias = biases_of(layer, group, layer->up_bias, group->weights->gate.rows);
+    if (gate_bias != NULL) c->kernels->add(gate, gate_bias + from, count);
+    if (up_bias != NULL) c->kernels->add(up, up_bias + from, count);
     /* An input times w makes gate and up w times as large: their product is w^2 gate up sigmoid(w alpha gate). */
     const float scale = group->expert >= 0 && c->config->router_on_input ? c->slot_weights[slot] : 1;
-    c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, scale * c->config->ffn_alpha, c->config->ffn_cubic, c->config->ffn_up_offset);
+    if (c->config->ffn_ungated) c->kernels->relu(gate, count);
+    else c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, scale * c->config->ffn_alpha, c->config->ffn_cubic, c->config->ffn_up_offset);
     if (type_reads_q8(group->weights->down.type)) {
         c->kernels->quantize(gate, group->weights->gate.rows, from / Q8_GROUP, (count + Q8_GROUP - 1) / Q8_GROUP,
                              c->inner.q8 + slot * c->inner.q8_bytes);
@@ -66,7 +73,7 @@ static void inner_item(void *argument, int32_t item, int32_t worker)
     gate.y_panel = up.y_panel = gate.first_panel = up.first_panel = first;
     gate.n_panels = up.n_panels = panels - first < list->step ? panels - first : list->step;
     c->kernels->matmul[w->gate.type](&gate);
-    c->kernels->matmul[w->up.type](&up);
+    if (w->up.data != NULL) c->kernels->matmul[w->up.type](&up);
     const int32_t from = first * PANEL_ROWS, left = w->gate.rows - from, count = left < width ? left : width;
     for (int32_t i = 0; i < group->n; i++) {
         activate(list, group, i, gate.y + (size_t)i * (size_t)width, up.y + (size_t)i * (size_t)width, from, count);
@@ -124,10 +131,9 @@ static void down_item(void *argument, int32_t item, int32_t worker)
         m.y_panel = m.first_panel = first;
         m.n_panels = panels - first < list->step ? panels - first : list->step;
         c->kernels->matmul[m.w->type](&m);
-        const float *const bias = c->model->layers[list->layer].down_bias;
-        for (int32_t i = 0; group->expert >= 0 && bias != NULL && i < group->n; i++) {
-            c->kernels->add(m.y + (size_t)i * (size_t)width, bias + (size_t)group->expert * (size_t)n_embd + from, count);
-        }
+        const struct layer *const layer = &c->model->layers[list->layer];
+        const float *const bias = biases_of(layer, group, layer->down_bias, n_embd);
+        for (int32_t i = 0; bias != NULL && i < group->n; i++) c->kernels->add(m.y + (size_t)i * (size_t)width, bias + from, count);
         if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
     }
     const bool experts = c->config->n_experts[list->layer] > 0;

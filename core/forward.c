@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "ffn.h"
 #include "product.h"
+#include "rope.h"
 #include "router.h"
 
 #include <string.h>
@@ -52,7 +53,12 @@ static void embed_item(void *argument, int32_t row, int32_t worker)
     const struct chunk *const c = argument;
     float *const x = c->x + (size_t)row * (size_t)c->config->n_embd;
     c->kernels->read_row(&c->model->embedding, c->ids[row], x);
+    const int32_t half = c->config->n_embd / 2;
+    float *const sines = c->h.f32 + (size_t)row * (size_t)c->config->n_embd;
     if (c->config->embed_scale != 1) c->kernels->add_scaled(x, x, c->config->embed_scale - 1, c->config->n_embd);
+    if (c->config->sinusoids == 0) return;
+    rope_table(c->model->position_freq, half, c->positions[row] + c->config->sinusoids, 1, sines + half, sines);
+    c->kernels->add(x, sines, c->config->n_embd);
 }
 
 static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error)
@@ -104,18 +110,34 @@ static int32_t check_logits(const struct chunk *c, colibri_error *error)
     return COLIBRI_OK;
 }
 
-int32_t forward(struct chunk *c, struct watch *watch, colibri_error *error)
+/* Embeddings, then the layers from the first one to the one before `end`. */
+static int32_t run_layers(struct chunk *c, int32_t first, int32_t end, struct watch *watch, colibri_error *error)
 {
     threads_run(c->threads, embed_item, c, c->n, 4 * row_bytes(c->n, c->config->n_embd));
     attention_positions(c);
     profile_mark(&c->profile, c->config->n_layers, COLIBRI_PHASE_EMBED);
-    for (int32_t layer = 0; layer < c->config->n_layers; layer++) {
+    for (int32_t layer = first; layer < end; layer++) {
         TRACE("layer %d: %d rows, attention, %s", layer, c->n, c->config->n_experts[layer] ? "experts" : "dense");
         attention_layer(c, layer);
         TRY(feed_forward(c, layer, watch, error));
         TRY(report_layer(c, watch, error));
         profile_mark(&c->profile, layer, COLIBRI_PHASE_OBSERVER);
     }
+    return COLIBRI_OK;
+}
+
+int32_t forward_source(struct chunk *c, struct watch *watch, colibri_error *error)
+{
+    const int32_t end = c->config->n_encoder_layers;
+    TRY(run_layers(c, 0, end, watch, error));
+    product_norm(c, c->x, c->model->encoder_norm, c->model->encoder_norm_bias, c->config->norm_eps, true, &c->h);
+    for (int32_t layer = end; layer < c->config->n_layers; layer++) attention_source(c, layer);
+    return COLIBRI_OK;
+}
+
+int32_t forward(struct chunk *c, struct watch *watch, colibri_error *error)
+{
+    TRY(run_layers(c, c->config->n_encoder_layers, c->config->n_layers, watch, error));
     output_head(c);
     const int32_t status = check_logits(c, error);
     profile_mark(&c->profile, c->config->n_layers, COLIBRI_PHASE_OUTPUT);

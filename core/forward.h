@@ -13,5 +13,7 @@ struct watch {
 
 /* Evaluates the chunk's rows, whose cache positions are reserved, and writes the logits that are wanted. */
 int32_t forward(struct chunk *chunk, struct watch *watch, colibri_error *error);
+/* Evaluates the chunk's rows, which are one whole source, and writes what later layers attend to into the cache. */
+int32_t forward_source(struct chunk *chunk, struct watch *watch, colibri_error *error);
 
 #endif

@@ -66,14 +66,14 @@ static void prepare_item(void *argument, int32_t row, int32_t worker)
         memcpy(c->q + head * (size_t)key_dim, from, (size_t)rope * sizeof *from);
     }
     float *const key = c->k + (size_t)row * (size_t)key_dim, *const latent = key + rope;
-    kernels->rms_norm(latent, latent, c->model->layers[work->layer].k_norm, config->kv_latent_dim, config->latent_norm_eps);
+    kernels->rms_norm(latent, latent, c->model->layers[work->layer].self.k_norm, config->kv_latent_dim, config->latent_norm_eps);
     kernels->rotate(key, cosine, sine, rope);
     cache_write(c->cache, c->sequences[row], work->layer, 0, c->positions[row], key, latent);
 }
 
 void latent_queries(struct chunk *c, int32_t layer)
 {
-    const struct layer *const w = &c->model->layers[layer];
+    const struct attention_weights *const w = &c->model->layers[layer].self;
     const struct config *const config = c->config;
     const int32_t key_dim = config_key_dim(config), rope = config->rope_dim;
     const size_t width = (size_t)config->n_heads * (size_t)config->head_dim;
@@ -98,6 +98,6 @@ void latent_queries(struct chunk *c, int32_t layer)
 
 void latent_values(const struct chunk *c, int32_t layer)
 {
-    const struct matrix *const up = c->model->layers[layer].heads + c->config->n_heads;
+    const struct matrix *const up = c->model->layers[layer].self.heads + c->config->n_heads;
     multiply_heads(c, up, c->q, config_key_dim(c->config), c->attended.f32, c->config->value_dim);
 }

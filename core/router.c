@@ -103,13 +103,16 @@ static void route_item(void *argument, int32_t row, int32_t worker)
     c->shared_weights[row] = gate;
 }
 
-/* Counting sort of (row, rank) pairs by expert: slots of one expert are neighbours, in row order. */
-static void group_rows(struct chunk *c, const struct layer *weights)
+/* Counting sort of (row, rank) pairs by expert: slots of one expert are neighbours, in row order. Those beyond an expert's
+ * capacity weigh nothing. arXiv:2101.03961 */
+static void group_rows(struct chunk *c, const struct layer *weights, int32_t capacity)
 {
     const int32_t n_experts = weights->router.rows, pairs = c->n * c->config->n_experts_used;
     int32_t *const first = c->expert_slots;
     memset(first, 0, ((size_t)n_experts + 1) * sizeof *first);
-    for (int32_t i = 0; i < pairs; i++) first[c->experts[i] + 1]++;
+    for (int32_t i = 0; i < pairs; i++) {
+        if (++first[c->experts[i] + 1] > capacity) c->expert_weights[i] = 0;
+    }
     for (int32_t e = 0; e < n_experts; e++) first[e + 1] += first[e];
     c->n_groups = 0;
     for (int32_t e = 0; e < n_experts; e++) {
@@ -133,5 +136,5 @@ void router_layer(struct chunk *c, int32_t layer)
     c->products[0] = product(&weights->router, &c->h, NULL, c->n, c->router_logits, (size_t)weights->router.rows);
     product_run(c, 1);
     threads_run(c->threads, route_item, &work, c->n, 8 * row_bytes(c->n, weights->router.rows));
-    group_rows(c, weights);
+    group_rows(c, weights, layer < c->config->n_encoder_layers && c->config->expert_capacity > 0 ? c->config->expert_capacity : INT32_MAX);
 }

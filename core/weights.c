@@ -13,12 +13,14 @@ struct binder {
     uint32_t next;
     uint64_t end;      /* of the data bound so far */
     int32_t layer;     /* -1 outside layers */
+    const char *prefix; /* of names in a layer */
+    bool ungated;
 };
 
 static void expected_name(const struct binder *b, const char *name, char *text, size_t size)
 {
     if (b->layer < 0) snprintf(text, size, "%s", name);
-    else snprintf(text, size, "layers.%d.%s", b->layer, name);
+    else snprintf(text, size, "layers.%d.%s%s", b->layer, b->prefix, name);
 }
 
 static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t rows, uint64_t cols,
@@ -96,9 +98,21 @@ static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int6
     snprintf(name, sizeof name, "%s_gate", prefix);
     TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->gate));
     snprintf(name, sizeof name, "%s_up", prefix);
-    TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->up));
+    if (!b->ungated) TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->up));
     snprintf(name, sizeof name, "%s_down", prefix);
     return bind_matrix(b, name, n_embd, n_ff, &ffn->down);
+}
+
+/* What gate, up and down of all experts of a layer, or of its dense feed-forward, have added. */
+static int32_t bind_ffn_biases(struct binder *b, const char *prefix, int64_t n_inner, int64_t n_outer, struct layer *layer)
+{
+    char name[CONTAINER_NAME_BYTES];
+    snprintf(name, sizeof name, "%s_gate_bias", prefix);
+    TRY(bind_vector(b, name, n_inner, &layer->gate_bias));
+    snprintf(name, sizeof name, "%s_up_bias", prefix);
+    if (!b->ungated) TRY(bind_vector(b, name, n_inner, &layer->up_bias));
+    snprintf(name, sizeof name, "%s_down_bias", prefix);
+    return bind_vector(b, name, n_outer, &layer->down_bias);
 }
 
 static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_t n_embd, struct ffn_weights *expert)
@@ -107,15 +121,15 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     char name[32];
     snprintf(name, sizeof name, "experts.%d", index);
     TRY(take(b, name, KIND_EXPERT, (uint64_t)n_ff, (uint64_t)n_embd, &entry));
-    uint64_t bytes[3];
-    for (int i = 0; i < 3; i++) {
+    uint64_t bytes[3] = {0};
+    for (int i = 0; i < 3; i += 1 + b->ungated) {
         TRY(check_type(b, &entry, entry.types[i]));
         bytes[i] = i < 2 ? matrix_bytes(entry.types[i], (uint64_t)n_ff, (uint64_t)n_embd)
                          : matrix_bytes(entry.types[i], (uint64_t)n_embd, (uint64_t)n_ff);
     }
     TRY(check_bytes(b, &entry, bytes[0] + bytes[1] + bytes[2]));
     expert->gate = (struct matrix){entry.data, (int32_t)n_ff, (int32_t)n_embd, entry.types[0]};
-    expert->up = (struct matrix){entry.data + bytes[0], (int32_t)n_ff, (int32_t)n_embd, entry.types[1]};
+    if (!b->ungated) expert->up = (struct matrix){entry.data + bytes[0], (int32_t)n_ff, (int32_t)n_embd, entry.types[1]};
     expert->down = (struct matrix){entry.data + bytes[0] + bytes[1], (int32_t)n_embd, (int32_t)n_ff, entry.types[2]};
     return COLIBRI_OK;
 }
@@ -130,71 +144,77 @@ static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64
     return COLIBRI_OK;
 }
 
-static int32_t bind_latent(struct binder *b, const struct config *c, struct layer *layer)
+static int32_t bind_latent(struct binder *b, const struct config *c, struct attention_weights *w)
 {
     if (c->q_latent_dim) {
-        TRY(bind_matrix(b, "attn_q_latent", c->q_latent_dim, c->n_embd, &layer->q_latent));
-        TRY(bind_vector(b, "attn_q_latent_norm", c->q_latent_dim, &layer->q_norm));
+        TRY(bind_matrix(b, "attn_q_latent", c->q_latent_dim, c->n_embd, &w->q_latent));
+        TRY(bind_vector(b, "attn_q_latent_norm", c->q_latent_dim, &w->q_norm));
     }
-    TRY(bind_matrix(b, "attn_q", (int64_t)c->n_heads * c->head_dim, c->q_latent_dim ? c->q_latent_dim : c->n_embd, &layer->q));
-    TRY(bind_matrix(b, "attn_kv_latent", config_key_dim(c), c->n_embd, &layer->k));
-    TRY(bind_vector(b, "attn_kv_latent_norm", c->kv_latent_dim, &layer->k_norm));
-    TRY(bind_heads(b, "attn_k_up", c->n_heads, c->kv_latent_dim, c->head_dim - c->rope_dim, layer->heads));
-    return bind_heads(b, "attn_v_up", c->n_heads, c->value_dim, c->kv_latent_dim, layer->heads + c->n_heads);
+    TRY(bind_matrix(b, "attn_q", (int64_t)c->n_heads * c->head_dim, c->q_latent_dim ? c->q_latent_dim : c->n_embd, &w->q));
+    TRY(bind_matrix(b, "attn_kv_latent", config_key_dim(c), c->n_embd, &w->k));
+    TRY(bind_vector(b, "attn_kv_latent_norm", c->kv_latent_dim, &w->k_norm));
+    TRY(bind_heads(b, "attn_k_up", c->n_heads, c->kv_latent_dim, c->head_dim - c->rope_dim, w->heads));
+    return bind_heads(b, "attn_v_up", c->n_heads, c->value_dim, c->kv_latent_dim, w->heads + c->n_heads);
 }
 
-static int32_t bind_grouped(struct binder *b, const struct config *c, struct layer *layer)
+static int32_t bind_grouped(struct binder *b, const struct config *c, struct attention_weights *w)
 {
     const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
-    TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &layer->q));
-    TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &layer->k));
-    TRY(bind_matrix(b, "attn_v", kv_rows, c->n_embd, &layer->v));
-    if (c->attn_gate) TRY(bind_matrix(b, "attn_gate", q_rows, c->n_embd, &layer->gate));
+    TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &w->q));
+    TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &w->k));
+    TRY(bind_matrix(b, "attn_v", kv_rows, c->n_embd, &w->v));
+    if (c->attn_gate) TRY(bind_matrix(b, "attn_gate", q_rows, c->n_embd, &w->gate));
     if (c->attn_qkv_bias) {
-        TRY(bind_vector(b, "attn_q_bias", q_rows, &layer->q_bias));
-        TRY(bind_vector(b, "attn_k_bias", kv_rows, &layer->k_bias));
-        TRY(bind_vector(b, "attn_v_bias", kv_rows, &layer->v_bias));
+        TRY(bind_vector(b, "attn_q_bias", q_rows, &w->q_bias));
+        TRY(bind_vector(b, "attn_k_bias", kv_rows, &w->k_bias));
+        TRY(bind_vector(b, "attn_v_bias", kv_rows, &w->v_bias));
     }
     if (c->qk_norm && (c->qk_norm != 3 || c->rope_set[b->layer] != 2)) {
-        TRY(bind_vector(b, "attn_q_norm", c->qk_norm != 2 ? c->head_dim : q_rows, &layer->q_norm));
-        TRY(bind_vector(b, "attn_k_norm", c->qk_norm != 2 ? c->head_dim : kv_rows, &layer->k_norm));
+        TRY(bind_vector(b, "attn_q_norm", c->qk_norm != 2 ? c->head_dim : q_rows, &w->q_norm));
+        TRY(bind_vector(b, "attn_k_norm", c->qk_norm != 2 ? c->head_dim : kv_rows, &w->k_norm));
     }
     return COLIBRI_OK;
 }
 
-static int32_t bind_delta(struct binder *b, const struct config *c, struct layer *layer)
+static int32_t bind_delta(struct binder *b, const struct config *c, struct attention_weights *w)
 {
     const int64_t channels = config_channels(c), values = (int64_t)c->delta_heads * c->delta_value_dim;
-    TRY(bind_matrix(b, "delta_qkv", channels, c->n_embd, &layer->q));
-    TRY(bind_matrix(b, "delta_gate", values, c->n_embd, &layer->gate));
-    TRY(bind_matrix(b, "delta_beta", c->delta_heads, c->n_embd, &layer->k));
-    TRY(bind_matrix(b, "delta_decay", c->delta_heads, c->n_embd, &layer->v));
-    TRY(bind_vector(b, "delta_conv", channels * c->conv_width, &layer->conv));
-    TRY(bind_vector(b, "delta_log_rate", c->delta_heads, &layer->log_rate));
-    TRY(bind_vector(b, "delta_decay_bias", c->delta_heads, &layer->decay_bias));
-    TRY(bind_vector(b, "delta_value_norm", c->delta_value_dim, &layer->value_norm));
-    return bind_matrix(b, "delta_out", c->n_embd, values, &layer->out);
+    TRY(bind_matrix(b, "delta_qkv", channels, c->n_embd, &w->q));
+    TRY(bind_matrix(b, "delta_gate", values, c->n_embd, &w->gate));
+    TRY(bind_matrix(b, "delta_beta", c->delta_heads, c->n_embd, &w->k));
+    TRY(bind_matrix(b, "delta_decay", c->delta_heads, c->n_embd, &w->v));
+    TRY(bind_vector(b, "delta_conv", channels * c->conv_width, &w->conv));
+    TRY(bind_vector(b, "delta_log_rate", c->delta_heads, &w->log_rate));
+    TRY(bind_vector(b, "delta_decay_bias", c->delta_heads, &w->decay_bias));
+    TRY(bind_vector(b, "delta_value_norm", c->delta_value_dim, &w->value_norm));
+    return bind_matrix(b, "delta_out", c->n_embd, values, &w->out);
 }
 
-static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
+static int32_t bind_attention(struct binder *b, const struct config *c, struct attention_weights *w)
 {
-    TRY(bind_norm(b, "attn_norm", c, &layer->attn_norm, &layer->attn_norm_bias));
-    if (c->mixer[b->layer] == 1) return bind_delta(b, c, layer);
-    TRY(c->kv_latent_dim ? bind_latent(b, c, layer) : bind_grouped(b, c, layer));
-    TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &layer->out));
-    if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &layer->out_bias));
-    if (c->post_norm) TRY(bind_vector(b, "attn_post_norm", c->n_embd, &layer->attn_post_norm));
-    if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &layer->sinks));
+    TRY(bind_norm(b, "attn_norm", c, &w->norm, &w->norm_bias));
+    if (c->mixer[b->layer] == 1) return bind_delta(b, c, w);
+    TRY(c->kv_latent_dim ? bind_latent(b, c, w) : bind_grouped(b, c, w));
+    TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &w->out));
+    if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &w->out_bias));
+    if (c->post_norm) TRY(bind_vector(b, "attn_post_norm", c->n_embd, &w->post_norm));
+    if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &w->sinks));
     return COLIBRI_OK;
 }
 
 static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_experts, struct layer *layer,
                           struct ffn_weights *experts)
 {
-    TRY(bind_attention(b, c, layer));
+    TRY(bind_attention(b, c, &layer->self));
+    b->prefix = "cross_";
+    if (c->n_encoder_layers > 0 && b->layer >= c->n_encoder_layers) TRY(bind_attention(b, c, &layer->cross));
+    b->prefix = "";
     TRY(bind_norm(b, "ffn_norm", c, &layer->ffn_norm, &layer->ffn_norm_bias));
     if (c->post_norm) TRY(bind_vector(b, "ffn_post_norm", c->n_embd, &layer->ffn_post_norm));
-    if (n_experts == 0) return bind_ffn(b, "ffn", c->n_ff, c->n_embd, &layer->dense);
+    if (n_experts == 0) {
+        TRY(bind_ffn(b, "ffn", c->n_ff, c->n_embd, &layer->dense));
+        return c->expert_bias ? bind_ffn_biases(b, "ffn", c->n_ff, c->n_embd, layer) : COLIBRI_OK;
+    }
     TRY(bind_matrix(b, "router", n_experts, c->n_embd, &layer->router));
     FAIL_IF(layer->router.type != TYPE_F32, b->error, FORMAT, "layers.%d.router has weight type %d, expected f32 (1)",
             b->layer, layer->router.type);
@@ -203,11 +223,8 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
     if (c->n_ff_shared) TRY(bind_ffn(b, "shared", c->n_ff_shared, c->n_embd, &layer->shared));
     layer->experts = experts;
-    if (c->expert_bias) {
-        TRY(bind_vector(b, "experts_gate_bias", (int64_t)n_experts * c->n_ff_expert, &layer->gate_bias));
-        TRY(bind_vector(b, "experts_up_bias", (int64_t)n_experts * c->n_ff_expert, &layer->up_bias));
-        TRY(bind_vector(b, "experts_down_bias", (int64_t)n_experts * c->n_embd, &layer->down_bias));
-    }
+    const int64_t n_inner = (int64_t)n_experts * c->n_ff_expert, n_outer = (int64_t)n_experts * c->n_embd;
+    if (c->expert_bias) TRY(bind_ffn_biases(b, "experts", n_inner, n_outer, layer));
     for (int32_t e = 0; e < n_experts; e++) TRY(bind_expert(b, e, c->n_ff_expert, c->n_embd, &experts[e]));
     return COLIBRI_OK;
 }
@@ -238,7 +255,7 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     const struct container *const container = &model->container;
     const uint64_t data = (uint64_t)(container->directory - container->file.data) +
                           (uint64_t)container->n_entries * CONTAINER_ENTRY_BYTES;
-    struct binder b = {.container = container, .error = error, .end = data, .layer = -1};
+    struct binder b = {.container = container, .error = error, .end = data, .layer = -1, .prefix = "", .ungated = c->ffn_ungated};
     TRY(bind_matrix(&b, "embedding", c->n_vocab, c->n_embd, &model->embedding));
     model->output = model->embedding;
     if (!c->tied_output) TRY(bind_matrix(&b, "output", c->n_vocab, c->n_embd, &model->output));
@@ -247,6 +264,13 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     if (c->rope_dim > 0) TRY(bind_vector(&b, "rope_inv_freq", c->rope_sets * (c->rope_dim / 2), &model->rope_inv_freq));
     if (c->temperature_step > 0) {
         TRY(bind_vector(&b, "attn_temperature", c->context_length / c->temperature_step + 1, &model->attn_temperature));
+    }
+    const int64_t biases = (int64_t)c->n_heads * (2 * c->attn_bias_span + 1);
+    if (c->sinusoids > 0) TRY(bind_vector(&b, "position_freq", c->n_embd / 2, &model->position_freq));
+    if (c->attn_bias_span > 0) TRY(bind_vector(&b, "attn_bias", biases, &model->attn_bias));
+    if (c->n_encoder_layers > 0) {
+        TRY(bind_norm(&b, "encoder_norm", c, &model->encoder_norm, &model->encoder_norm_bias));
+        if (c->attn_bias_span > 0) TRY(bind_vector(&b, "encoder_attn_bias", biases, &model->encoder_attn_bias));
     }
     struct ffn_weights *experts = model->experts;
     for (b.layer = 0; b.layer < c->n_layers; b.layer++) {
@@ -291,7 +315,7 @@ static void *take_layers(struct arena *arena, const struct config *config, colib
     if (self != NULL) {
         model->layers = layers;
         model->experts = experts;
-        for (int32_t layer = 0; layer < config->n_layers; layer++) layers[layer].heads = heads + (uint64_t)layer * n_heads;
+        for (int32_t layer = 0; layer < config->n_layers; layer++) layers[layer].self.heads = heads + (uint64_t)layer * n_heads;
     }
     return self;
 }

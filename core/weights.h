@@ -10,11 +10,12 @@
 
 #include <stdatomic.h>
 
-/* gate and up [n_ff, n_embd], down [n_embd, n_ff]: a dense feed-forward, a shared expert or a routed one. */
+/* gate and up [n_ff, n_embd], down [n_embd, n_ff]: a dense feed-forward, a shared expert or a routed one; up.data may be
+ * NULL. */
 struct ffn_weights { struct matrix gate, up, down; };
 
-struct layer {
-    const float *attn_norm, *attn_norm_bias;    /* [n_embd]; bias NULL: RMSNorm, else LayerNorm */
+struct attention_weights {
+    const float *norm, *norm_bias;              /* [n_embd]; bias NULL: RMSNorm, else LayerNorm */
     struct matrix q, k, v;                      /* [heads x head_dim, n_embd]; latent: q of its latent, k [rope_dim +
                                                  * kv_latent_dim, n_embd], no v */
     struct matrix gate;                         /* [heads x width of a value, n_embd] of what heads give; data NULL: none. mixer 1:
@@ -28,16 +29,20 @@ struct layer {
     const float *log_rate, *decay_bias, *value_norm; /* mixer 1: [heads] twice, [width of a value] */
     struct matrix out;                          /* [n_embd, heads x width of a value] */
     const float *out_bias;                      /* [n_embd]; NULL: none */
-    const float *attn_post_norm, *ffn_post_norm; /* [n_embd]; NULL: none */
-    const float *ffn_norm, *ffn_norm_bias;      /* [n_embd] as attn_norm */
+    const float *post_norm;                     /* [n_embd]; NULL: none */
     const float *sinks;                         /* [n_heads]; NULL: none */
+};
+
+struct layer {
+    struct attention_weights self, cross;       /* to the row's own sequence; to a source, q.data NULL: not */
+    const float *ffn_norm, *ffn_norm_bias, *ffn_post_norm; /* [n_embd] as norm; NULL: none */
     struct ffn_weights dense;                   /* data NULL in a MoE layer */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
     const float *router_logit_bias, *router_bias; /* [n_experts] for the logits, for the choice; NULL: none */
     const float *shared_router;                 /* [n_embd]; NULL: the shared expert is not gated */
     struct ffn_weights shared;                  /* data NULL: none */
     const struct ffn_weights *experts;          /* [n_experts] */
-    const float *gate_bias, *up_bias, *down_bias; /* [n_experts][rows] of the routed experts; NULL: none */
+    const float *gate_bias, *up_bias, *down_bias; /* [n_experts or 1][rows]; NULL: none */
     bool ffn_reads_q8;                          /* some gate or up is q8: the layer's input must be quantised */
 };
 
@@ -50,9 +55,12 @@ struct colibri_model {
     const struct kernels *kernels;
     colibri_model_info info;
     struct matrix embedding, output;            /* [n_vocab, n_embd], the same one if tied */
-    const float *output_norm, *output_norm_bias; /* [n_embd] as attn_norm */
+    const float *output_norm, *output_norm_bias; /* [n_embd] as norm */
+    const float *encoder_norm, *encoder_norm_bias; /* the same, of what a source has become; NULL: no encoder */
+    const float *encoder_attn_bias, *attn_bias; /* [n_heads][2 x attn_bias_span + 1]; NULL: none */
     const float *output_bias, *rope_inv_freq;   /* [n_vocab], NULL: none; [rope_sets x rope_dim / 2] */
     const float *attn_temperature;              /* [context_length / temperature_step + 1] what q is multiplied by, less 1 */
+    const float *position_freq;                 /* [n_embd / 2]; NULL: no sinusoids */
     struct layer *layers;                       /* [n_layers] */
     bool down_reads_f32;                        /* some down is neither q8 nor q4 */
     struct ffn_weights *experts;                /* of all layers */

@@ -80,7 +80,7 @@ typedef struct colibri_model_info {
 /* Parameters of a context. Fill with colibri_default_params, then change fields. */
 typedef struct colibri_params {
     int32_t context;      /* positions per sequence, at least 1; default min(context_length, 4096) */
-    int32_t max_batch;    /* sequences, 1 to 4096; default 1 */
+    int32_t max_batch;    /* sequences, 1 to 4096; default 1; with an encoder each has a source of up to `context` positions too */
     int32_t threads;      /* 1 to 256; default: physical cores of the affinity mask, cut to the cgroup's quota */
     int32_t chunk;        /* rows evaluated together, 1 to 4096; default 1024; never more than context x max_batch is reserved */
     int32_t pin;          /* 1: every thread but the caller's stays on a physical core of its own, the second of the affinity
@@ -198,9 +198,15 @@ const colibri_error *colibri_last_error(const colibri_context *context);
 
 /* Appends ids to sequence 0 and writes the logits [n_vocab] of the last one. */
 int32_t colibri_run_inference(colibri_context *context, const int32_t *input_ids, int32_t n_ids, float *logits);
-/* Appends ids to several sequences at once. After a failure every sequence is as it was before. */
+/* Appends ids to several sequences at once. After a failure every sequence is as it was before. A model with an encoder
+ * needs a source first (colibri_encode). */
 int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
                          const colibri_observer *observer);
+/* For a model with an encoder (config field n_encoder_layers): reads a source, at most `chunk` and `context` ids, that later
+ * evaluations of the sequence attend to. The sequence must hold no positions. It keeps the source through rewinds, hands it
+ * on to forks, and has none after a failure. Observers see the source's rows under the same sequence, in the first layers. */
+int32_t colibri_encode(colibri_context *context, int32_t sequence, const int32_t *ids, int32_t n_ids,
+                       const colibri_observer *observer);
 /* Measures every later evaluation of this context into the profile, which must outlive it; NULL ends that. A call that
  * fails leaves the profile before it in use. Costs about a microsecond a layer. */
 int32_t colibri_measure(colibri_context *context, const colibri_profile *profile);
@@ -216,7 +222,8 @@ int32_t colibri_position(const colibri_context *context, int32_t sequence);
  * (its observer is told of them again): sequences keep two states, of the last multiple of 128 positions among ids that came
  * several at once in each of the last two evaluations that had one. An evaluation that fails leaves the same work behind. */
 int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position);
-/* Makes `target` a copy of `source`; whole cache blocks are shared, never copied; recurrent states are copied. */
+/* Makes `target` a copy of `source`, with what `source` was made from; whole cache blocks are shared, never copied; recurrent
+ * states are copied. */
 int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target);
 
 /* Chooses the next id from logits [n_vocab], which stay unchanged; -INFINITY masks an id. history [n_history] feeds the penalty

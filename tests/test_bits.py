@@ -25,7 +25,9 @@ import numpy.typing as npt
 import pytest
 
 from colibri import _native as native
+from colibri.convert import convert
 from colibri.errors import ArgumentError, CancelledError, ContextFullError, UnsupportedError
+from encoder_checkpoints import MAKERS
 from fixtures import models
 from fixtures.native import Engine, engine
 
@@ -267,10 +269,13 @@ def test_no_heap_call_after_init(tmp_path: Path) -> None:
     ]
     subprocess.run(["cc", *arguments, "-pthread", "-o", str(program)], check=True)
     cases = [("qwen2_moe_dense_layers", "q8"), ("mixtral_bf16", "f32"), ("olmoe_clip", "bf16")]
-    for name, type in [*cases, ("deepseek_v3_odd", "q8"), ("qwen3_next_odd", "q8")]:
-        found = subprocess.run(
-            [str(program), str(models.converted(name, type))], check=True, capture_output=True, text=True
-        )
+    paths = [
+        models.converted(name, type)
+        for name, type in [*cases, ("deepseek_v3_odd", "q8"), ("qwen3_next_odd", "q8")]
+    ]
+    encoder = MAKERS["switch_transformers"](tmp_path / "encoder")
+    for path in [*paths, convert(encoder, tmp_path / "encoder.colibri", "q8").path]:
+        found = subprocess.run([str(program), str(path)], check=True, capture_output=True, text=True)
         assert found.stdout.split() == ["counted", "1", "evaluating", "0"], found.stderr
 
 

@@ -24,7 +24,7 @@ FAMILIES = (
     "mixtral|qwen|olmoe|deepseek|gpt[-_]?oss|granite|phi[-_]?moe|ernie|switch[-_]transformer|llama|jamba|dbrx"
     "|nllb|glm|dots1|kimi|mistral|ministral|minimax|gemma|lfm"
 )
-ENGINE = ("engine", "generate", "sampling", "tokenizer", "chat", "_native")
+ENGINE = ("engine", "drawing", "sequences", "sources", "generate", "sampling", "tokenizer", "chat", "_native")
 
 
 def sources(*folders: str, suffixes: tuple[str, ...] = (".c", ".h", ".py")) -> list[Path]:

@@ -1,8 +1,9 @@
 """Writes the README's tables of families, mechanisms and types, from the registry and the tests.
 
 Owns: what stands between the marks. A family's row is its module's first sentence; a mechanism's row is its
-field in core/config.h and the families whose tiny models (tests/fixtures/variants.py) set it; how a family
-was checked is counted in the tests. Refuses: a type whose tests are not there.
+field in core/config.h and the families whose tiny models (tests/fixtures/variants.py and
+tests/encoder_checkpoints.py) set it; how a family was checked is counted in the tests. Refuses: a type whose
+tests are not there.
 
     python tools/model_table.py
 """
@@ -27,6 +28,7 @@ from colibri.convert.checkpoint import open_checkpoint  # noqa: E402
 from colibri.convert.keys import Keys  # noqa: E402
 from colibri.convert.registry import known  # noqa: E402
 from colibri.quantize import KEPT, TYPE_NAMES  # noqa: E402
+from encoder_checkpoints import VARIANTS as ENCODERS  # noqa: E402
 from fixtures.variants import OTHERS, VARIANTS  # noqa: E402
 
 README = ROOT / "README.md"
@@ -67,8 +69,8 @@ def families() -> Iterator[str]:
         version = re.search(r"Transformers (\d+(?:\.\d+)+)", text)
         answers = [
             name
-            for name, one in VARIANTS.items()
-            if one.family in model_types and (FIXTURES / f"{name}.npz").is_file()
+            for name, one in (VARIANTS | ENCODERS).items()
+            if one.family in (module, *model_types) and (FIXTURES / f"{name}.npz").is_file()
         ]
         checks = ["numpy oracle"]
         if answers and version:
@@ -102,9 +104,9 @@ def users() -> dict[str, set[str]]:
     defaults: dict[str, Any] = {field["name"]: field.get("default") for field in config_schema()}
     found: dict[str, set[str]] = {name: set() for name in defaults}
     with tempfile.TemporaryDirectory() as temporary:
-        for name, variant in (VARIANTS | OTHERS).items():
+        for name, variant in (VARIANTS | OTHERS | ENCODERS).items():
             checkpoint = open_checkpoint(variant.write(Path(temporary) / name))
-            family = known()[variant.family]
+            family = known()[checkpoint.config["model_type"]]
             config = family.read_config(Keys(checkpoint.config, checkpoint.path)).config
             for field, value in config.items():
                 values = value if isinstance(value, list) else [value]

@@ -162,6 +162,11 @@ static void kernel_sigmoid_mul(float *y, const float *x, int32_t n)
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_sigmoid_mul(load_at(y, i, n), load_at(x, i, n)));
 }
 
+static void kernel_relu(float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += 16) store_at(x, i, n, vf_max(vf_set1(0), load_at(x, i, n)));
+}
+
 INLINE float largest(const float *x, int32_t n)
 {
     vf most = vf_set1(x[0]);
@@ -318,9 +323,16 @@ struct attend_state {
 
 INLINE size_t attend_stride(const struct attend *a) { return attend_partial_floats(a->value_dim) - 2; }
 
-/* Scores of the 16 keys from `first` on in a block for T queries from j on; lanes past a query's last key hold -3.4e38. */
-INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, const int32_t *n, int32_t first,
-                          int j, const int T)
+/* What 16 keys from `key` on add to their scores for query j. */
+INLINE vf attend_bias(const struct attend *a, int j, int32_t key)
+{
+    const int32_t at = key - a->position[j], least = -a->bias_span, most = a->bias_span - 15;
+    return vf_load(a->bias[j] + (at < least ? least : at > most ? most : at));
+}
+
+/* Scores of the 16 keys from `first` on in the block that begins with key `from`, for T queries from j on; lanes past a query's last key hold -3.4e38. */
+INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, const int32_t *n, int32_t from,
+                          int32_t first, int j, const int T)
 {
     const float *const k = keys + (size_t)first * (size_t)a->key_dim;
     vf acc[4];
@@ -334,7 +346,9 @@ INLINE void attend_scores(const struct attend *a, const float *keys, struct atte
     }
     UNROLL for (int i = 0; i < T; i++) {
         const int32_t left = n[j + i] - first, lanes = left < 0 ? 0 : left < 16 ? left : 16;
-        vf_store(s->p[j + i] + first, vf_first(vf_mul(acc[i], vf_set1(a->scale)), lanes, -3.4e38f));
+        vf score = vf_mul(acc[i], vf_set1(a->scale));
+        if (a->bias_span > 0) score = vf_add(score, attend_bias(a, j + i, from + first));
+        vf_store(s->p[j + i] + first, vf_first(score, lanes, -3.4e38f));
     }
 }
 
@@ -447,7 +461,7 @@ INLINE const float *attend_enter(const struct attend *a, struct attend_state *s,
         most = n[j] > most ? n[j] : most;
     }
     for (int32_t first = least & ~15; first < most; first += 16) {
-#define CALL(j, T) attend_scores(a, keys, s, n, first, j, T)
+#define CALL(j, T) attend_scores(a, keys, s, n, from, first, j, T)
         BY_FOURS(a->n, CALL);
 #undef CALL
     }
@@ -576,6 +590,7 @@ const struct kernels KERNELS = {
     .sigmoid_mul = kernel_sigmoid_mul,
     .convolve = kernel_convolve,
     .delta = kernel_delta,
+    .relu = kernel_relu,
     .argmax = kernel_argmax,
     .softmax = kernel_softmax,
     .rotate = kernel_rotate,

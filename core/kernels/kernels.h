@@ -94,6 +94,9 @@ struct attend {
     size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
     int32_t key_dim, value_dim, block_positions;
     float scale;
+    int32_t bias_span;                        /* with one: key k adds bias[k - position] to its score, of what lies beyond */
+    const float *bias[ATTEND_TILE];           /* -span … span, counted from the middle, the 16 nearest do; 0: no biases */
+    int32_t position[ATTEND_TILE];
     const float *sink[ATTEND_TILE];           /* a logit beside the scores, of no key: it only adds to their sum; NULL: none */
     float *partial[ATTEND_TILE];              /* [attend_partial_floats]; where one block is attended to */
 };
@@ -126,6 +129,7 @@ struct kernels {
     /* gate = (up + offset) * gate * sigmoid(alpha * (gate + cubic * gate^3)), where limit > 0 of a gate of at most limit and of up within
      * +- limit. With 0, 1, 0, 0: silu(gate) * up. arXiv:2002.05202 */
     void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset);
+    void (*relu)(float *x, int32_t n);                         /* x = max(x, 0) */
     void (*sigmoid_mul)(float *y, const float *x, int32_t n);  /* y *= sigmoid(x) */
     /* In place, each row of x [n][stride] becomes the sum over j < width of weight [j][w_stride] times the row width - 1 - j in
      * front of it, or silu of that. past [width - 1][cols]: the rows in front of the first, then of those to come. */

@@ -14,7 +14,7 @@ import functools
 import importlib
 import importlib.resources
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NewType
 
@@ -262,6 +262,36 @@ def _routing_rows(found: Any) -> RoutingRows:
     )
 
 
+def _observed(
+    context: ContextHandle,
+    progress: Progress | None,
+    routing: RoutingObserver | None,
+    call: Callable[[Any], int],
+) -> None:
+    """call(observer). What an observer raises ends the evaluation and comes out of here."""
+    if progress is None and routing is None:
+        _check_context(call(_load()[0].NULL), context)
+        return
+    observer, raised = _observer(progress, routing)
+    status = call(observer)
+    if raised:
+        raise raised[0]
+    _check_context(status, context)
+
+
+def encode(
+    context: ContextHandle,
+    sequence: int,
+    ids: Ids,
+    *,
+    progress: Progress | None = None,
+    routing: RoutingObserver | None = None,
+) -> None:
+    """Makes ids the source of a sequence that holds no positions."""
+    at, n, library = _ids(ids), len(ids), _load()[1]
+    _observed(context, progress, routing, lambda o: library.colibri_encode(context, sequence, at, n, o))
+
+
 def evaluate(
     context: ContextHandle,
     inputs: Sequence[Input],
@@ -270,7 +300,7 @@ def evaluate(
     progress: Progress | None = None,
     routing: RoutingObserver | None = None,
 ) -> None:
-    """Appends ids to sequences. What an observer raises ends the evaluation and comes out of here."""
+    """Appends ids to sequences."""
     ffi, library = _load()
     array = ffi.new(
         "colibri_input[]", len(inputs)
@@ -280,14 +310,8 @@ def evaluate(
         if logits is not None:
             item.n_logits = logits.size // n_vocab
             item.logits = _floats(logits, item.n_logits, n_vocab, writable=True)
-    if progress is None and routing is None:
-        _check_context(library.colibri_evaluate(context, array, len(inputs), ffi.NULL), context)
-        return
-    observer, raised = _observer(progress, routing)
-    status = library.colibri_evaluate(context, array, len(inputs), observer)
-    if raised:
-        raise raised[0]
-    _check_context(status, context)
+    n = len(inputs)
+    _observed(context, progress, routing, lambda o: library.colibri_evaluate(context, array, n, o))
 
 
 def run_inference(context: ContextHandle, ids: Ids, logits: Floats) -> None:

@@ -1,14 +1,13 @@
 """A model that is open and ready: load(), and Model with everything a program does with it.
 
-Owns: one model's parts and how they work together, and drawing tokens for a stream. Refuses: arithmetic and
-memory (the C library), what sequences hold (sequences.py), checks (arguments.py), text rules (tokenizer.py,
-chat.py, generate.py)."""
+Owns: one model's parts and how they work together. Refuses: arithmetic and memory (the C library), what
+sequences hold (sequences.py), drawing tokens (drawing.py), checks (arguments.py), text rules (tokenizer.py,
+chat.py, sources.py, generate.py)."""
 
 from __future__ import annotations
 
 import logging
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,12 +24,14 @@ from colibri import sampling as sampling_rules
 from colibri._native import Floats, Ids, MemoryPlan
 from colibri.arguments import IdList, Opening, checked_ids
 from colibri.cache import DEMO, resolve
+from colibri.drawing import drawer
 from colibri.errors import ArgumentError, UnsupportedError
 from colibri.format import read_blobs
 from colibri.generate import Generation, NoText, Stream, Work
 from colibri.model_facts import config_of, generation_rules
 from colibri.sampling import Options, Sampling
 from colibri.sequences import Progress, Sequences
+from colibri.sources import source_rules
 from colibri.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -133,6 +134,9 @@ class Model:
         rules = generation_rules(blobs)
         self._defaults, self._end_ids = rules["defaults"], rules["eos_ids"]
         self._template_names = rules["special_tokens"]
+        self._rules = (
+            source_rules(rules["encoder"], info.n_vocab) if self.config["n_encoder_layers"] else None
+        )
         self._tokenizer = (
             Tokenizer(
                 blobs["tokenizer.json"],
@@ -155,21 +159,42 @@ class Model:
     # --- text
 
     def generate(
-        self, prompt: Prompt, *, progress: Progress | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt,
+        *,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[Options],
     ) -> Generation:
-        """Continues a prompt: a text, in which nothing is a control token, or ids.
+        """Continues a prompt: a text, in which nothing is a control token, or ids. A model with an encoder
+        reads the prompt and writes what it makes of it; src_lang and tgt_lang name the languages of both,
+        where the model knows some.
 
         progress(done, total) is called while the prompt is evaluated, in rows x layers.
         """
         with self._sequences.lock:
-            return _read(self.stream(prompt, progress=progress, **options))
+            return _read(
+                self.stream(prompt, src_lang=src_lang, tgt_lang=tgt_lang, progress=progress, **options)
+            )
 
     def stream(
-        self, prompt: Prompt, *, progress: Progress | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt,
+        *,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[Options],
     ) -> Stream:
         """generate() piece by piece; the stream's `result` is the Generation."""
-        ids = self.prompt_ids(prompt)
-        return self._stream(ids, sampling_rules.from_options(options), progress, answer=False)
+        ids, given = self.prompt_ids(prompt, src_lang), sampling_rules.from_options(options)
+        if self._rules is None:
+            if tgt_lang is not None:
+                raise ArgumentError(f"tgt_lang={tgt_lang!r} has no effect: the model has no encoder")
+            return self._stream(ids, given, progress, answer=False)
+        start = np.array(self._rules.start(tgt_lang), np.int32)
+        return self._stream(start, given, progress, answer=True, source=ids)
 
     def chat(
         self,
@@ -210,6 +235,8 @@ class Model:
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids that a conversation becomes."""
+        if self._rules is not None:
+            raise UnsupportedError("the model reads a text and writes another: it holds no conversations")
         tokenizer = self.tokenizer
         text, mark = chat_template.render(
             self.chat_template,
@@ -220,10 +247,16 @@ class Model:
         )
         return tokenizer.encode(text, special=True, mark=mark)
 
-    def prompt_ids(self, prompt: Prompt) -> Ids:
+    def prompt_ids(self, prompt: Prompt, src_lang: str | None = None) -> Ids:
         """The ids that generate() evaluates for a prompt."""
+        if src_lang is not None and (self._rules is None or not isinstance(prompt, str)):
+            raise ArgumentError(
+                f"src_lang={src_lang!r} has no effect but on a text for a model with an encoder"
+            )
         if not isinstance(prompt, str):
             return checked_ids(prompt, self.n_vocab)
+        if self._rules is not None:
+            return checked_ids(self._rules.source(self.tokenizer.encode(prompt), src_lang), self.n_vocab)
         ids = self.tokenizer.encode_prompt(prompt)
         if not ids:
             raise ArgumentError(
@@ -242,11 +275,13 @@ class Model:
 
     # --- numbers
 
-    def logits(self, ids: IdList) -> Floats:
-        """Logits after each id, float32 [n, n_vocab]."""
-        return self.batch_logits([ids])[0]
+    def logits(self, ids: IdList, source: Prompt | None = None) -> Floats:
+        """Logits after each id, float32 [n, n_vocab]; with an encoder, of a target for a source."""
+        return self.batch_logits([ids], None if source is None else [source])[0]
 
-    def batch_logits(self, sequences: Sequence[IdList]) -> list[Floats]:
+    def batch_logits(
+        self, sequences: Sequence[IdList], sources: Sequence[Prompt] | None = None
+    ) -> list[Floats]:
         """Logits of several sequences evaluated together: at most max_batch, each [n, n_vocab]."""
         batch = [checked_ids(ids, self.n_vocab) for ids in sequences]
         if not 1 <= len(batch) <= self.max_batch:
@@ -254,31 +289,33 @@ class Model:
                 f"sequences: expected 1 to {self.max_batch} (max_batch of load), found {len(batch)} of them"
             )
         rows = [np.empty((len(ids), self.n_vocab), np.float32) for ids in batch]
-        self._sequences.evaluate_alone(batch, rows, None)
+        self._sequences.evaluate_alone(batch, self._read_sources(sources, len(batch)), rows, None)
         return rows
 
-    def router_logits(self, ids: IdList) -> dict[int, Floats]:
+    def router_logits(self, ids: IdList, source: Prompt | None = None) -> dict[int, Floats]:
         """Gate logits [n, n_experts] of every MoE layer."""
-        return {layer: routing.logits for layer, routing in self.routing(ids).items()}
+        return {layer: routing.logits for layer, routing in self.routing(ids, source).items()}
 
-    def routing(self, ids: IdList) -> dict[int, Routing]:
-        """Gate logits, chosen experts and their weights for every id, by MoE layer."""
+    def routing(self, ids: IdList, source: Prompt | None = None) -> dict[int, Routing]:
+        """Gate logits, chosen experts and their weights for every id, by MoE layer; in the layers of an
+        encoder for every id of the source."""
         checked = checked_ids(ids, self.n_vocab)
+        read = self._read_sources(None if source is None else [source], 1)
         found: dict[int, Routing] = {}
 
         def keep(rows: native.RoutingRows) -> None:
             if rows.layer not in found:
                 e, k = rows.logits.shape[1], rows.experts.shape[1]
+                encoder = rows.layer < self.config["n_encoder_layers"]
+                n = len(read[0] if encoder and read[0] is not None else checked)
                 found[rows.layer] = Routing(
-                    np.empty((len(checked), e), np.float32),
-                    np.empty((len(checked), k), np.int32),
-                    np.empty((len(checked), k), np.float32),
+                    np.empty((n, e), np.float32), np.empty((n, k), np.int32), np.empty((n, k), np.float32)
                 )
             into = found[rows.layer]
             into.logits[rows.positions], into.experts[rows.positions] = rows.logits, rows.experts
             into.weights[rows.positions] = rows.weights
 
-        self._sequences.evaluate_alone([checked], [None], keep)
+        self._sequences.evaluate_alone([checked], read, [None], keep)
         return dict(sorted(found.items()))
 
     # --- life
@@ -314,7 +351,26 @@ class Model:
         )
         return f"<colibri.Model {self.path.name}: {state}>"
 
-    def _stream(self, ids: Ids, given: Sampling, progress: Progress | None, *, answer: bool) -> Stream:
+    def _read_sources(self, sources: Sequence[Prompt] | None, n: int) -> list[Ids | None]:
+        """The ids of each sequence's source; None for each without an encoder."""
+        if self._rules is None and sources is None:
+            return [None] * n
+        if self._rules is None or sources is None:
+            has = "an encoder" if sources is None else "no encoder"
+            raise ArgumentError(f"source: the model has {has}, found {'none' if sources is None else 'one'}")
+        if len(sources) != n:
+            raise ArgumentError(f"sources: expected {n}, one for each sequence, found {len(sources)}")
+        return [self.prompt_ids(source) for source in sources]
+
+    def _stream(
+        self,
+        ids: Ids,
+        given: Sampling,
+        progress: Progress | None,
+        *,
+        answer: bool,
+        source: Ids | None = None,
+    ) -> Stream:
         self._sequences.context  # noqa: B018 - a closed model is an error now, not at the first piece
         if given.stop and self._tokenizer is None:
             raise ArgumentError("stop: the model has no tokenizer, so there is no text to look for it in")
@@ -323,65 +379,15 @@ class Model:
         limit = room if given.max_tokens is None else min(room, given.max_tokens)
         work = Work()
         return Stream(
-            _drawer(self._sequences, self.n_vocab, ids, limit, chosen, progress, work),
+            drawer(self._sequences, self.n_vocab, ids, source, limit, chosen, progress, work),
             NoText() if self._tokenizer is None else self._tokenizer.decoder(start=answer),
             limit=limit,
-            n_prompt=len(ids),
+            n_prompt=len(ids) + (0 if source is None else len(source)),
             end_ids=self._end_ids,
             stops=chosen.stops,
             seed=chosen.seed,
             work=work,
         )
-
-
-def _drawer(
-    sequences: Sequences,
-    n_vocab: int,
-    prompt: Ids,
-    limit: int,
-    chosen: Sampling,
-    progress: Progress | None,
-    work: Work,
-) -> Callable[[list[int]], int]:
-    """The function that gives a Stream its next id: evaluates what a sequence lacks, then draws.
-
-    Between two calls other work may use the model: the sequence is found or made again, with the same result.
-    """
-    ids = np.empty(len(prompt) + limit, np.int32)
-    ids[: len(prompt)] = prompt
-    penalised = chosen.repetition_penalty != 1
-    sampler = native.sampler(
-        native.Sampler(
-            temperature=float(chosen.temperature or 0),
-            top_k=min(int(chosen.top_k or 0), n_vocab),
-            top_p=float(chosen.top_p or 1),
-            min_p=float(chosen.min_p or 0),
-            repetition_penalty=float(chosen.repetition_penalty or 1),
-            seed=int(chosen.seed or 0),
-        )
-    )
-    began = sequences.cancels
-    sequence = -1
-
-    def next_id(generated: list[int]) -> int:
-        nonlocal sequence
-        n = len(prompt) + len(generated)
-        if generated:
-            ids[n - 1] = generated[-1]
-        with sequences.lock:
-            started = time.perf_counter()
-            sequence, reused = sequences.hold(ids[:n], sequence, began, None if generated else progress)
-            id = native.sample(
-                sequences.context, sequences.logits, sampler, ids[:n] if penalised else None, n
-            )
-            seconds = time.perf_counter() - started
-        if generated:
-            work.decode_seconds += seconds
-        else:
-            work.prefill_seconds, work.n_reused = seconds, reused
-        return id
-
-    return next_id
 
 
 def _read(stream: Stream) -> Generation:

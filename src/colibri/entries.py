@@ -7,7 +7,7 @@ Refuses: offsets and bytes (format.py), weight layouts (quantize.py), names in c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from colibri.config import Config
 from colibri.errors import ArgumentError, ConversionError
@@ -77,8 +77,8 @@ def weight_types(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the directory. `types`: one weight type; three for an expert (gate, up, down); none for a
-    blob."""
+    """One line of the directory. `types`: one weight type; three for an expert (gate, up or "" for none,
+    down); none for a blob."""
 
     name: str
     kind: str
@@ -95,8 +95,9 @@ class Entry:
         if self.kind == "matrix":
             return ((self.rows, self.cols, self.types[0]),)
         if self.kind == "expert":
-            gate, up, down = self.types
-            return ((self.rows, self.cols, gate), (self.rows, self.cols, up), (self.cols, self.rows, down))
+            *inner, down = self.types
+            gated = tuple((self.rows, self.cols, type) for type in inner if type)
+            return (*gated, (self.cols, self.rows, down))
         return ()
 
 
@@ -129,6 +130,8 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield vector(name, n_embd)
         if config["layer_norm"]:
             yield vector(name + "_bias", n_embd)
+
+    ungated = bool(config["ffn_ungated"])
 
     def latent(at: str) -> Iterator[Entry]:
         if q_latent:
@@ -169,6 +172,10 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield matrix(at + "delta_out", n_embd, heads * value_dim)
 
     def attention(at: str, layer: int) -> Iterator[Entry]:
+        yield from norm(at + "attn_norm")
+        if config["mixer"][layer]:
+            yield from delta(at)
+            return
         yield from latent(at) if kv_latent else grouped(at, layer)
         yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
         if config["attn_out_bias"]:
@@ -176,12 +183,18 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         if config["post_norm"]:
             yield vector(at + "attn_post_norm", n_embd)
         if config["attn_sinks"]:
-            yield vector(at + "attn_sinks", config["n_heads"])
+            yield vector(at + "attn_sinks", n_heads)
 
     def gated(at: str, width: int) -> Iterator[Entry]:
         yield matrix(f"{at}_gate", width, n_embd)
-        yield matrix(f"{at}_up", width, n_embd)
+        if not ungated:
+            yield matrix(f"{at}_up", width, n_embd)
         yield matrix(f"{at}_down", n_embd, width)
+
+    def biases(at: str, width: int, count: int) -> Iterator[Entry]:
+        for part, rows in (("gate", width), ("up", width), ("down", n_embd)):
+            if config["expert_bias"] and not (ungated and part == "up"):
+                yield vector(f"{at}_{part}_bias", count * rows)
 
     yield matrix("embedding", n_vocab, n_embd)
     if not config["tied_output"]:
@@ -193,16 +206,27 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         yield vector("rope_inv_freq", config["rope_sets"] * (config["rope_dim"] // 2))
     if step := config["temperature_step"]:
         yield vector("attn_temperature", config["context_length"] // step + 1)
+    n_encoder, span = config["n_encoder_layers"], config["attn_bias_span"]
+    if config["sinusoids"]:
+        yield vector("position_freq", n_embd // 2)
+    if span:
+        yield vector("attn_bias", n_heads * (2 * span + 1))
+    if n_encoder:
+        yield from norm("encoder_norm")
+        if span:
+            yield vector("encoder_attn_bias", n_heads * (2 * span + 1))
     for layer in range(config["n_layers"]):
         at = f"layers.{layer}."
-        yield from norm(at + "attn_norm")
-        yield from delta(at) if config["mixer"][layer] else attention(at, layer)
+        yield from attention(at, layer)
+        if 0 < n_encoder <= layer:
+            yield from attention(at + "cross_", layer)
         yield from norm(at + "ffn_norm")
         if config["post_norm"]:
             yield vector(at + "ffn_post_norm", n_embd)
         n_experts = config["n_experts"][layer]
         if not n_experts:
             yield from gated(at + "ffn", config["n_ff"])
+            yield from biases(at + "ffn", config["n_ff"], 1)
             continue
         yield matrix(at + "router", n_experts, n_embd, "f32")
         if config["router_logit_bias"]:
@@ -214,18 +238,19 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
                 yield vector(at + "shared_router", n_embd)
             yield from gated(at + "shared", config["n_ff_shared"])
         rows = config["n_ff_expert"]
-        if config["expert_bias"]:
-            for part, width in (("gate", rows), ("up", rows), ("down", n_embd)):
-                yield vector(f"{at}experts_{part}_bias", n_experts * width)
+        yield from biases(at + "experts", rows, n_experts)
         for expert in range(n_experts):
             name = f"{at}experts.{expert}"
             gate, up, down = of(name, 3)
-            size = (
-                matrix_bytes(rows, n_embd, gate)
-                + matrix_bytes(rows, n_embd, up)
-                + matrix_bytes(n_embd, rows, down)
-            )
-            yield Entry(name, "expert", rows, n_embd, (gate, up, down), size)
+            entry = Entry(name, "expert", rows, n_embd, (gate, "" if ungated else up, down), 0)
+            size = sum(matrix_bytes(*matrix) for matrix in entry.matrices)
+            yield replace(entry, bytes=size)
+
+
+_CLASS_OF = dict.fromkeys(("attn", "cross", "delta", "rope", "encoder"), "attention") | {
+    "ffn": "dense",
+    "position": "embedding",
+}
 
 
 def entry_class(entry: Entry) -> str:
@@ -241,7 +266,7 @@ def entry_class(entry: Entry) -> str:
     if part.removesuffix("_bias").endswith("_norm"):
         return "norms"
     kind = part.split("_", 1)[0]
-    return {"attn": "attention", "delta": "attention", "rope": "attention", "ffn": "dense"}.get(kind, kind)
+    return _CLASS_OF.get(kind, kind)
 
 
 def bytes_by_class(entries: Iterable[Entry]) -> dict[str, int]:

@@ -236,7 +236,7 @@ def _remove_abandoned(directory: Path) -> None:
 
 
 def _encode_entry(entry: Entry) -> bytes:
-    types = bytes(STORED_IDS[type] for type in entry.types)
+    types = bytes(STORED_IDS[type] if type else 0 for type in entry.types)
     return _ENTRY.pack(
         entry.name.encode(),
         entry.offset,
@@ -326,7 +326,9 @@ def _decode_entries(path: Path, raw: Iterable[tuple[Any, ...]], end: int, size: 
         )
         good = (
             good
-            and all(i in TYPE_NAMES for i in type_ids[:count])
+            and all(
+                i in TYPE_NAMES or (kind, at, i) == ("expert", 1, 0) for at, i in enumerate(type_ids[:count])
+            )
             and not any(type_ids[count:])
             and not any(zero)
         )
@@ -340,7 +342,7 @@ def _decode_entries(path: Path, raw: Iterable[tuple[Any, ...]], end: int, size: 
                 f"{path}: {name} ({n_bytes} bytes at {offset}) overlaps another entry, is not aligned or "
                 f"leaves the file of {size} bytes; the file is damaged, convert the model again."
             )
-        types = tuple(TYPE_NAMES[i] for i in type_ids[:count])
+        types = tuple(TYPE_NAMES.get(i, "") for i in type_ids[:count])
         entries.append(Entry(name, kind, rows, cols, types, n_bytes, offset, crc))
         names.add(name)
         end = offset + n_bytes

@@ -30,6 +30,7 @@ def generation_rules(blobs: Mapping[str, bytes]) -> dict[str, Any]:
         "add_bos": False,
         "defaults": {},
         "special_tokens": {},
+        "encoder": None,
     }
     rules = empty | found
     sound = (

@@ -37,6 +37,8 @@ class Sequences:
         self._held = np.empty((params.max_batch, params.context), np.int32)  # ids of every sequence
         self._count = [0] * params.max_batch  # how many of them count
         self._used = [0] * params.max_batch  # when a sequence was last used
+        # What a sequence is made from, b"" for nothing: int32 ids as bytes.
+        self._sources = [b""] * params.max_batch
         self._clock = self._last = 0
 
     @property
@@ -64,33 +66,47 @@ class Sequences:
             )
         return self._capacity - n_ids
 
-    def hold(self, ids: Ids, hint: int, began: int, progress: Progress | None) -> tuple[int, int]:
-        """Makes a sequence hold exactly these ids, with the logits of the last one in `logits`.
+    def hold(
+        self, ids: Ids, hint: int, began: int, progress: Progress | None, source: Ids | None = None
+    ) -> tuple[int, int]:
+        """Makes a sequence hold exactly these ids, made from a source if there is one, with the logits of the
+        last one in `logits`.
 
         hint: the sequence that held all but the last one a moment ago, or -1. began: `cancels` when the work
-        began. Returns (sequence, how many ids it held already)."""
+        began. Returns (sequence, how many ids of both it held already)."""
         self._check_idle()
-        sequence, kept = hint, self._shared(hint, ids) if hint >= 0 else -1
+        key = b"" if source is None else source.tobytes()
+        sequence, kept = hint, self._shared(hint, ids, key) if hint >= 0 else -1
         if kept != len(ids) - 1:
-            sequence = self._place(ids)
-            kept = min(self._shared(sequence, ids), len(ids) - 1)  # the last is evaluated for its logits
+            sequence = self._place(ids, key)
+            kept = min(self._shared(sequence, ids, key), len(ids) - 1)  # the last is evaluated: its logits
         self._rewind(sequence, kept)
+        read = self._read(sequence, source, began, progress, None)
+        if source is not None:
+            progress = None  # the first ids of a target are soon evaluated
         self._evaluate([native.Input(sequence, ids[kept:], self.logits)], began, progress, None)
         self._note(sequence, kept, ids)
-        return sequence, kept
+        return sequence, kept + (0 if read or source is None else len(source))
 
     def evaluate_alone(
-        self, batch: list[Ids], rows: Sequence[Floats | None], routing: native.RoutingObserver | None
+        self,
+        batch: list[Ids],
+        sources: Sequence[Ids | None],
+        rows: Sequence[Floats | None],
+        routing: native.RoutingObserver | None,
     ) -> None:
         """Evaluates sequences from their beginning, because logits (rows) or the routing of every id are
-        wanted."""
+        wanted; with routing their sources too."""
         for ids in batch:
             self.room(len(ids))
         with self.lock:
             self._check_idle()
             places = sorted(range(len(self._used)), key=lambda at: self._used[at])[: len(batch)]
-            for place in places:
+            for place, source in zip(places, sources, strict=True):
                 self._rewind(place, 0)
+                if routing is not None:
+                    self._sources[place] = b""
+                self._read(place, source, self.cancels, None, routing)
             inputs = [native.Input(*item) for item in zip(places, batch, rows, strict=True)]
             self._evaluate(inputs, self.cancels, None, routing)
             for place, ids in zip(places, batch, strict=True):
@@ -118,18 +134,42 @@ class Sequences:
                 "rest after the evaluation, or load a second Model"
             )
 
-    def _shared(self, sequence: int, ids: Ids) -> int:
-        """How many ids at the beginning a sequence has in common with these."""
+    def _read(
+        self,
+        sequence: int,
+        source: Ids | None,
+        began: int,
+        progress: Progress | None,
+        routing: native.RoutingObserver | None,
+    ) -> bool:
+        """Makes a sequence attend to a source; whether the source was evaluated for it."""
+        if source is None or self._sources[sequence] == source.tobytes():
+            return False
+        self._rewind(sequence, 0)
+        self._sources[sequence] = b""
+        context, follow = self.context, progress or _nothing
+        self._run(lambda: native.encode(context, sequence, source, progress=follow, routing=routing), began)
+        self._sources[sequence] = source.tobytes()
+        return True
+
+    def _shared(self, sequence: int, ids: Ids, source: bytes) -> int:
+        """How many ids at the beginning a sequence has in common with these, which are made from a source."""
+        if self._sources[sequence] != source:
+            return 0
         n = min(self._count[sequence], len(ids))
         differs = self._held[sequence, :n] != ids[:n]
         return int(differs.argmax()) if differs.any() else n
 
-    def _place(self, ids: Ids) -> int:
+    def _place(self, ids: Ids, source: bytes) -> int:
         """The sequence where the fewest ids are evaluated and forgotten; of equals the one not used for
         longest."""
         return min(
             range(len(self._count)),
-            key=lambda at: (self._count[at] - 2 * self._shared(at, ids), self._used[at]),
+            key=lambda at: (
+                self._sources[at] != source,
+                self._count[at] - 2 * self._shared(at, ids, source),
+                self._used[at],
+            ),
         )
 
     def _rewind(self, sequence: int, position: int) -> None:
@@ -150,17 +190,23 @@ class Sequences:
         progress: Progress | None,
         routing: native.RoutingObserver | None,
     ) -> None:
-        """One call of the library, which cancel() may end."""
         context = self.context
         if progress is None and sum(len(item.ids) for item in inputs) > 1:
             progress = _nothing  # Ctrl-C is seen between layers, when the callback runs, not only at the end
+        self._run(
+            lambda: native.evaluate(context, inputs, self._n_vocab, progress=progress, routing=routing),
+            began,
+        )
+
+    def _run(self, call: Callable[[], None], began: int) -> None:
+        """One call of the library, which cancel() may end."""
         while True:
             with self._cancel_lock:
                 if began != self.cancels:
                     raise CancelledError("cancelled by Model.cancel()")
                 self._evaluating = True
             try:
-                native.evaluate(context, inputs, self._n_vocab, progress=progress, routing=routing)
+                call()
                 return
             except CancelledError:
                 if began != self.cancels:

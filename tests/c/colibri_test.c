@@ -99,8 +99,8 @@ static void check_kernels(const colibri_model *model)
     const struct layer *const layer = &model->layers[model->config.n_layers - 1];
     const struct ffn_weights *const ffn = layer->experts != NULL ? &layer->experts[0] : &layer->dense;
     check_matrix(&model->output, "output");
-    check_matrix(&layer->q, "attn_q");
-    check_matrix(&layer->out, "attn_out");
+    check_matrix(&layer->self.q, "attn_q");
+    check_matrix(&layer->self.out, "attn_out");
     if (layer->router.data != NULL) check_matrix(&layer->router, "router");
     check_matrix(&ffn->gate, layer->experts != NULL ? "experts.0 gate" : "ffn_gate");
     check_matrix(&ffn->down, layer->experts != NULL ? "experts.0 down" : "ffn_down");
@@ -179,11 +179,21 @@ static void replay_trace(const struct trace *trace, int32_t positions, const cha
     fclose(then);
 }
 
+/* A model with an encoder gets something to read. */
+static void give_source(colibri_context *context)
+{
+    int32_t source[8];
+    if (context->model->config.n_encoder_layers == 0) return;
+    for (int32_t i = 0; i < 8; i++) source[i] = i % context->model->info.n_vocab;
+    if (colibri_encode(context, 0, source, 8, NULL) != COLIBRI_OK) stop("colibri_encode", colibri_last_error(context)->text);
+}
+
 static colibri_context *start(colibri_model *model, const colibri_params *params)
 {
     colibri_context *context;
     colibri_error error;
     if (colibri_init(model, params, &context, &error) != COLIBRI_OK) stop("colibri_init", error.text);
+    give_source(context);
     return context;
 }
 

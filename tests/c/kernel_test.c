@@ -104,6 +104,7 @@ static void test_rows(int32_t n, enum content content)
     BOTH("sigmoid_mul", sigmoid_mul(a + 1, w + 1, n), sigmoid_mul(b + 1, w + 1, n));
     BOTH("silu_mul", silu_mul(a + 1, w + 1, n, 0, 1, 0, 0), silu_mul(b + 1, w + 1, n, 0, 1, 0, 0));
     BOTH("silu_mul, clamped", silu_mul(a + 1, w + 1, n, 0.7f, 1.7f, 0.1f, 1), silu_mul(b + 1, w + 1, n, 0.7f, 1.7f, 0.1f, 1));
+    BOTH("relu", relu(a + 1, n), relu(b + 1, n));
     BOTH("softmax", softmax(a + 1, n), softmax(b + 1, n));
     BOTH("add", add(a + 1, w + 1, n), add(b + 1, w + 1, n));
     BOTH("add_scaled", add_scaled(a + 1, w + 1, 0.37f, n), add_scaled(b + 1, w + 1, 0.37f, n));
@@ -174,15 +175,17 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
     const size_t block_bytes = (size_t)KV_BLOCK * (size_t)(head_dim + stride) * 4;
     uint8_t *const pool = take(block_bytes * (size_t)blocks);
     int32_t table[16];
-    float *q[ATTEND_TILE], *a[ATTEND_TILE], *b[ATTEND_TILE], sinks[ATTEND_TILE];
+    float *q[ATTEND_TILE], *a[ATTEND_TILE], *b[ATTEND_TILE], sinks[ATTEND_TILE], biases[2 * 200 + 1];
+    const int32_t span = next_random() % 2 ? 0 : 8 + random_below(193);
     const bool sink = next_random() % 2;
     const int32_t window = next_random() % 2 ? 0 : 1 + random_below(keys);
     fill((float *)(void *)pool, (int32_t)(block_bytes / 4) * blocks, 2, content == JUMPING ? ORDINARY : content);
     for (int32_t i = 0; i < blocks; i++) table[i] = blocks - 1 - i;
     struct attend job = {.n = n, .pool = pool, .table = table, .block_bytes = block_bytes, .k_offset = 0,
                          .v_offset = (size_t)KV_BLOCK * (size_t)head_dim * 4, .key_dim = head_dim,
-                         .value_dim = head_dim, .block_positions = KV_BLOCK,
+                         .value_dim = head_dim, .block_positions = KV_BLOCK, .bias_span = span,
                          .scale = content == JUMPING ? 50 : 0.3f}; /* 50: weights from 1 to the smallest exp gives */
+    fill(biases, 2 * span + 1, 3, ORDINARY);
     for (int32_t j = 0; j < n; j++) {
         q[j] = take((size_t)head_dim * 4 + 4);
         a[j] = take((size_t)head_dim * 4 + 4);
@@ -192,6 +195,8 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         const int32_t seen = keys - (n - 1 - j) * random_below(40);
         job.n_keys[j] = seen > 0 ? seen : 1;
         job.first_key[j] = window > 0 && window < job.n_keys[j] ? job.n_keys[j] - window : 0;
+        job.bias[j] = biases + span;
+        job.position[j] = random_below(keys);
         sinks[j] = random_float(content == JUMPING ? 200 : 3);
         if (sink) job.sink[j] = &sinks[j];
     }
@@ -208,6 +213,8 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         single.n_keys[0] = job.n_keys[j];
         single.first_key[0] = job.first_key[j];
         single.sink[0] = job.sink[j];
+        single.bias[0] = job.bias[j];
+        single.position[0] = job.position[j];
         tested->attend(&single, -1);
         compare("attend alone", a[j], b[j], (size_t)head_dim * 4 + 4, j, keys);
     }

@@ -1,4 +1,5 @@
 """What a token costs by the model file's directory: bytes that decoding reads, operations of its matrices.
+With an encoder: bytes of the layers behind it, operations for a token of the source.
 
 Owns: the count. Refuses: time. Padding counts where it is read (panels of 16 rows), not between entries.
 """
@@ -52,7 +53,8 @@ def count(config: Config, tensors: list[Entry]) -> Cost:
     embedding_bytes = dense_bytes = output_bytes = output_flops = layers_flops = 0
     experts: dict[str, list[Entry]] = {}
     for entry in tensors:
-        flops = sum(2 * rows * cols for rows, cols, _ in entry.matrices)
+        reads, decodes = _parts(config["n_encoder_layers"], entry.name)
+        flops = sum(2 * rows * cols for rows, cols, _ in entry.matrices) if reads else 0
         if entry.name == "embedding":
             embedding_bytes = panel_bytes(entry.cols, entry.types[0])
         if entry.name == head:
@@ -60,20 +62,32 @@ def count(config: Config, tensors: list[Entry]) -> Cost:
         elif entry.kind == "expert":
             experts.setdefault(entry.name.rpartition(".")[0], []).append(entry)
         elif entry_class(entry) != "embedding":
-            dense_bytes += entry.bytes
+            dense_bytes += entry.bytes if decodes else 0
             layers_flops += flops
     experts_bytes = 0
-    for layer in experts.values():
+    for name, layer in experts.items():
         used = config["n_experts_used"]
-        experts_bytes += used * sum(entry.bytes for entry in layer) // len(layer)
-        layers_flops += used * sum(2 * rows * cols for rows, cols, _ in layer[0].matrices)
+        reads, decodes = _parts(config["n_encoder_layers"], name + ".")
+        experts_bytes += used * sum(entry.bytes for entry in layer) // len(layer) if decodes else 0
+        layers_flops += used * sum(2 * rows * cols for rows, cols, _ in layer[0].matrices) if reads else 0
     latent = config["kv_latent_dim"]
     key, value = (config["rope_dim"] + latent, latent) if latent else (config["head_dim"],) * 2
     padded = -(-value // _LANES) * _LANES
     recurrent = sum(config["mixer"])
-    kv = (config["n_layers"] - recurrent) * config["n_kv_heads"] * (key + padded) * _KV_BYTES
+    kept = config["n_layers"] - config["n_encoder_layers"] - recurrent
+    kv = kept * config["n_kv_heads"] * (key + padded) * _KV_BYTES
     lanes = -(-config["delta_value_dim"] // _LANES) * _LANES
     state = recurrent * config["delta_heads"] * config["delta_key_dim"] * lanes * _KV_BYTES
     return Cost(
         embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, state, layers_flops, output_flops
     )
+
+
+def _parts(n_encoder: int, name: str) -> tuple[bool, bool]:
+    """Whether a tensor takes part in reading a prompt, and in decoding."""
+    if not n_encoder:
+        return True, True
+    keys_of_source = name.endswith((".cross_attn_k", ".cross_attn_v"))
+    words = name.split(".")
+    encoder = name.startswith("encoder_") or (words[0] == "layers" and int(words[1]) < n_encoder)
+    return encoder or keys_of_source or words[0] == "output", not (encoder or keys_of_source)

@@ -157,6 +157,7 @@ def main() -> None:
     import numpy as np
 
     from colibri import _native as native
+    from colibri.config import decode_config
 
     path, tokens = Path(sys.argv[1]), int(sys.argv[2])
     model = native.open_model(path)
@@ -166,6 +167,8 @@ def main() -> None:
     context = native.init(model, native.Params(**values | {"context": _CONTEXT, "threads": 1, "chunk": 1}))
     ids = np.random.default_rng(0).integers(0, info.n_vocab_used, tokens, dtype=np.int32)
     logits = np.empty(info.n_vocab, np.float32)
+    if decode_config(native.config_bytes(model), path)["n_encoder_layers"]:
+        native.encode(context, 0, ids[:1])
     for at in range(tokens):
         native.run_inference(context, ids[at : at + 1], logits)
     native.free(context)

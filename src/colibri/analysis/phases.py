@@ -158,9 +158,10 @@ def _rows(model: Model, loops: Loops) -> tuple[Rows, Rows]:
     shape = (model.config["n_layers"], max(model.config["n_experts"]))
     found = np.zeros((2, *shape), np.int64)
     if shape[1]:
-        for layer, routing in model.routing(loops.ids).items():
-            for at, chosen in enumerate(
-                (routing.experts[: loops.n_prompt], routing.experts[loops.n_prompt :])
-            ):
+        n_encoder = model.config["n_encoder_layers"]
+        ids, cut = (loops.ids[loops.n_prompt - 1 :], 1) if n_encoder else (loops.ids, loops.n_prompt)
+        for layer, routing in model.routing(ids, loops.source).items():
+            rows = len(routing.experts) if layer < n_encoder else cut
+            for at, chosen in enumerate((routing.experts[:rows], routing.experts[rows:])):
                 found[at, layer] = np.bincount(chosen.ravel(), minlength=shape[1])
     return found[0], found[1]

@@ -61,7 +61,13 @@ class Loops:
         self._n_ids = int(model.config["n_vocab_used"])
         self._greedy = native.sampler(native.Sampler(0, 0, 1, 0, 1, 0))
         self._sequence = -1
+        self._encoder = bool(model.config["n_encoder_layers"])
         self.ids = self._fresh()
+
+    @property
+    def source(self) -> Ids | None:
+        """With an encoder: the prompt, which is read; decoding begins with its last id."""
+        return self.ids[: self.n_prompt] if self._encoder else None
 
     def renew(self) -> None:
         """Other ids, with another beginning."""
@@ -102,7 +108,8 @@ class Loops:
         """The sequence holds the first n ids afterwards; how many it held before."""
         sequences = self.model._sequences
         with sequences.lock:
-            self._sequence, kept = sequences.hold(self.ids[:n], self._sequence, sequences.cancels, None)
+            held = self.ids[self.n_prompt - 1 if self._encoder else 0 : n]
+            self._sequence, kept = sequences.hold(held, self._sequence, sequences.cancels, None, self.source)
             native.sample(sequences.context, sequences.logits, self._greedy, None, n)
         return kept
 

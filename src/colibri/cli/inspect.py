@@ -100,7 +100,7 @@ def _as_text(found: Description, verification: Verification | None) -> Iterator[
     yield "\ntensors"
     for name, entry, count in _grouped(found.entries):
         shape = "" if entry.kind == "blob" else f"[{entry.rows}, {entry.cols}]"
-        types = "/".join(dict.fromkeys(entry.types))
+        types = "/".join(dict.fromkeys(filter(None, entry.types)))
         total = bytes_text(entry.bytes * count)
         yield f"  {name:34} {entry.kind:7} {shape:16} {types:9} {total:>11}"
     if verification is not None and not verification.damaged:

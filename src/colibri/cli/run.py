@@ -43,8 +43,15 @@ def run_model(
         str | None,
         typer.Argument(
             metavar="PROMPT",
-            help='Text to continue; "-" or none: standard input. With --chat: the first message.',
+            help='Text to continue, or for a model with an encoder to read; "-" or none: standard input. '
+            "With --chat: the first message.",
         ),
+    ] = None,
+    src_lang: Annotated[
+        str | None, typer.Option(help="Language of the prompt, for a model that translates: eng_Latn.")
+    ] = None,
+    tgt_lang: Annotated[
+        str | None, typer.Option(help="Language to write, for a model that translates: fra_Latn.")
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Hold a conversation; Ctrl-C stops an answer, Ctrl-D ends.")
@@ -104,6 +111,8 @@ def run_model(
         raise typer.BadParameter(
             "--system has no effect without --chat: add --chat, or put it into the prompt"
         )
+    if chat and (src_lang is not None or tgt_lang is not None):
+        raise typer.BadParameter("--src-lang and --tgt-lang have no effect with --chat: leave them out")
     if chat and prompt == "-":
         raise typer.BadParameter('with --chat, standard input holds the messages: leave "-" out')
     options: dict[str, Any] = {
@@ -137,7 +146,7 @@ def run_model(
             _converse(opened, prompt, system, options, stats)
             return
         assert prompt is not None
-        _answer(opened, opened.stream(prompt, **options), stats)
+        _answer(opened, opened.stream(prompt, src_lang=src_lang, tgt_lang=tgt_lang, **options), stats)
 
 
 def _answer(model: Model, stream: Stream, stats: bool) -> None:

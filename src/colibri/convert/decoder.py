@@ -21,7 +21,8 @@ from colibri.convert.windows import Windows, read_windows
 from colibri.errors import ConversionError
 
 # Target entry to source tensors that may hold it, without the wrapper "model."; {N} is the layer. A vector
-# may be every second number of a tensor: name[0::2].
+# may be every second number of a tensor: name[0::2], or hold the tensors of all experts {E}. With an encoder
+# "encoder.{N}." and "decoder.{N}." take the place of "layers.{N}.".
 Names = Mapping[str, tuple[str, ...]]
 
 
@@ -46,6 +47,8 @@ class Decoder(NamedTuple):
     made: Mapping[str, npt.NDArray[np.float32]] = {}  # entries that have no source
     affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     all_dim_scale: float = 1.0  # of rope.py's Rope
+    equal: tuple[str, ...] = ()  # tensors that hold the embedding, of which the engine has one
+    start_id: int | None = None  # with an encoder: what a target begins with where config.json is silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,13 @@ class ExpertNames:
     """Where a layer's experts may stand and how gate, up and down of one expert are called there."""
 
     blocks: tuple[str, ...]
-    parts: tuple[str, str, str]
+    parts: tuple[str, ...]  # without up where there is none
     # One tensor [experts, n_embd, 2 n_ff] with gate and up in turns, and down transposed too.
     in_turns: bool = False
     # gate before up, and down, of all experts: below the block; whether transposed, None: their shapes tell.
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     transposed: bool | None = None
+    prefix: str = ""  # of an expert's number. With an encoder, `blocks` are one of its and one of the others
 
 
 TENSORS: Names = {
@@ -87,7 +91,7 @@ ROUTER: Names = {"layers.{N}.router": ("layers.{N}.mlp.gate.weight",)}
 EXPERTS = ExpertNames(("layers.{N}.mlp",), ("gate_proj", "up_proj", "down_proj"))
 
 # Buffers that old versions saved; recomputed from config.json.
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "embed_positions.weights")
 
 
 def read_decoder(

@@ -87,7 +87,8 @@ def convert(
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
-                values = plan.decoder.made.get(pattern_of(entry.name)[0])
+                pattern = pattern_of(entry.name, plan.config["n_encoder_layers"])[0]
+                values = plan.decoder.made.get(pattern)
                 if values is not None:
                     chunks = iter([memoryview(values.astype("<f4").tobytes())])
                 else:
@@ -163,7 +164,8 @@ def _packed(
 ) -> Iterator[memoryview]:
     """The bytes of an entry, block after block. Errors name the source tensor."""
     if entry.kind == "vector":
-        yield _packed_vector(views[0], read)
+        for view in views:
+            yield _packed_vector(view, read)
         return
     pending: deque[Future[memoryview]] = deque()
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):

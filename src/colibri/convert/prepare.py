@@ -19,11 +19,12 @@ from colibri.convert.decoder import Decoder
 from colibri.convert.keys import Keys
 from colibri.convert.mxfp4 import chosen_types
 from colibri.convert.registry import Family, family_of
+from colibri.convert.targets import with_encoder
 from colibri.convert.tensors import resolve
 from colibri.entries import Entry, WeightTypes, expected_entries
-from colibri.errors import ArgumentError
+from colibri.errors import ArgumentError, ConversionError
 
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 # Raise it when the same source gives other bytes: cached conversions are then made anew.
 CONVERTER_VERSION = "1"
 
@@ -77,8 +78,11 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     )
     config["n_vocab_used"] = parts.n_vocab_used
     notes = unused_weight_files(checkpoint.path) + keys.notes + parts.notes
-    notes += _untie_if_different(checkpoint, config, forms, read)
+    _require_equal(checkpoint, decoder.equal, config, forms, read)
+    notes += _untie_if_different(checkpoint, family.TENSORS["embedding"], config, forms, read)
     full = complete_config(config)
+    if full["n_encoder_layers"]:
+        parts.blobs["generation.json"] = with_encoder(checkpoint, parts.blobs, decoder.start_id)
     entries = expected_entries(full, types)
     views, left_out = resolve(checkpoint, family, entries, full, decoder, forms)
     notes += _stored_otherwise(views, types) + _left_out(left_out)
@@ -118,24 +122,57 @@ def _some(names: list[str]) -> str:
 
 
 def _untie_if_different(
-    checkpoint: Checkpoint, config: dict[str, Any], forms: Sequence[fp8.Form], read: ReadRows
+    checkpoint: Checkpoint,
+    embedding: Sequence[str],
+    config: dict[str, Any],
+    forms: Sequence[fp8.Form],
+    read: ReadRows,
 ) -> list[str]:
     """tie_word_embeddings is true and both tensors exist: Transformers ties them only if they are equal."""
-    rows, cols = config["n_vocab"], config["n_embd"]
-    embedding, head = (checkpoint.tensors.get(name) for name in (EMBEDDING, HEAD))
-    if not config["tied_output"] or embedding is None or head is None:
+    found = [name for name in embedding if name in checkpoint.tensors][:1]
+    if not config["tied_output"] or not found or HEAD not in checkpoint.tensors:
         return []
-    if embedding.shape == head.shape == (rows, cols):
-        first, second = (
-            fp8.scaled(View(tensor, rows, cols), checkpoint.tensors, name, forms)
-            for tensor, name in ((embedding, EMBEDDING), (head, HEAD))
-        )
-        step = max(1, (1 << 20) // cols)
-        if all(
-            np.array_equal(widen(read(first, at, end)), widen(read(second, at, end)))
-            for at in range(0, rows, step)
-            for end in [min(at + step, rows)]
-        ):
-            return []
+    if _equal(checkpoint, (found[0], HEAD), config, forms, read):
+        return []
     config["tied_output"] = 0
     return ["tie_word_embeddings is true, but lm_head.weight differs from the embedding: both are kept"]
+
+
+def _require_equal(
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    config: dict[str, Any],
+    forms: Sequence[fp8.Form],
+    read: ReadRows,
+) -> None:
+    found = [name for name in names if name in checkpoint.tensors]
+    for name in found[1:]:
+        if not _equal(checkpoint, (found[0], name), config, forms, read):
+            first, other = checkpoint.tensors[found[0]], checkpoint.tensors[name]
+            raise ConversionError(
+                f"{other.name} in {other.file.name} differs from {first.name}: an encoder and a "
+                "decoder with embeddings of their own are not supported."
+            )
+
+
+def _equal(
+    checkpoint: Checkpoint,
+    names: tuple[str, str],
+    config: dict[str, Any],
+    forms: Sequence[fp8.Form],
+    read: ReadRows,
+) -> bool:
+    """Whether two tensors have the embedding's shape and the same numbers."""
+    rows, cols = config["n_vocab"], config["n_embd"]
+    if any(checkpoint.tensors[name].shape != (rows, cols) for name in names):
+        return False
+    first, second = (
+        fp8.scaled(View(checkpoint.tensors[name], rows, cols), checkpoint.tensors, name, forms)
+        for name in names
+    )
+    step = max(1, (1 << 20) // cols)
+    return all(
+        np.array_equal(widen(read(first, at, end)), widen(read(second, at, end)))
+        for at in range(0, rows, step)
+        for end in [min(at + step, rows)]
+    )

@@ -41,17 +41,21 @@ def resolve(
     shorts = {tensor.name: short for short, tensor in tensors.items()}
     found: dict[str, tuple[View, ...]] = {}
     missing: list[str] = []
+    n_encoder = config["n_encoder_layers"]
     for entry in entries:
-        pattern, head = pattern_of(entry.name)
+        pattern, layer, head = pattern_of(entry.name, n_encoder)
         if pattern in decoder.made:
             continue
         if entry.kind == "expert":
             assert family.EXPERTS is not None
-            views = _expert(tensors, family.EXPERTS, entry, config["n_experts"], missing)
+            at = () if not n_encoder else (0,) if pattern.startswith("encoder.") else (1,)
+            blocks = [family.EXPERTS.blocks[i] for i in at] or family.EXPERTS.blocks
+            blocks = [block.replace("{N}", layer) for block in blocks]
+            views = _expert(tensors, family.EXPERTS, blocks, entry, config["n_experts"], missing)
         else:
-            sources = _sources(family, pattern, entry.name, tied)
-            layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
-            count = config["n_experts"][int(layer[1])] if layer else 1
+            sources = _sources(family, pattern, entry.name, layer, tied)
+            found_layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
+            count = config["n_experts"][int(found_layer[1])] if found_layer else 1
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
             if pattern in decoder.affine:
                 views = [replace(view, affine=decoder.affine[pattern]) for view in views]
@@ -71,7 +75,7 @@ def resolve(
                 unknown.append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
     for entry in entries:
-        for view, type in zip(found.get(entry.name, ()), entry.types, strict=False):
+        for view, type in zip(found.get(entry.name, ()), filter(None, entry.types), strict=False):
             refuse_dtype(view)
             if type == KEPT and view.scales is None:
                 raise ConversionError(
@@ -93,6 +97,8 @@ def _reason(short: str, config: Config, decoder: Decoder) -> str:
         return f"stands in layer {layer[1]}, behind the model's last one, to predict tokens further on"
     if short.startswith("mtp."):
         return "predicts tokens further on, beside the model's own layers"
+    if short in decoder.equal:
+        return "is the embedding once more"
     if short.startswith(decoder.left_out):
         return "belongs to another part than the one that reads and writes text"
     if short.endswith(IGNORED_SUFFIXES):
@@ -104,20 +110,22 @@ def _reason(short: str, config: Config, decoder: Decoder) -> str:
     return ""
 
 
-def pattern_of(name: str) -> tuple[str, int]:
-    """The name with {N} for the layer and {H} for the head, and that head."""
+def pattern_of(name: str, n_encoder: int) -> tuple[str, str, int]:
+    """The name with {N} for the layer and {H} for the head, with that layer, in its stack, and that head."""
     layer, head = _LAYER.match(name), _HEAD.search(name)
-    pattern = name.replace(layer[0], "layers.{N}.", 1) if layer else name
-    return (_HEAD.sub(".{H}", pattern), int(head[1])) if head else (pattern, 0)
+    number = int(layer[1]) if layer else 0
+    stack = "layers" if not n_encoder else "encoder" if number < n_encoder else "decoder"
+    number -= n_encoder if stack == "decoder" else 0
+    pattern = name.replace(layer[0], f"{stack}.{{N}}.", 1) if layer else name
+    return (_HEAD.sub(".{H}", pattern), str(number), int(head[1])) if head else (pattern, str(number), 0)
 
 
-def _sources(family: Family, pattern: str, name: str, tied: bool) -> list[str]:
-    layer = _LAYER.match(name)
+def _sources(family: Family, pattern: str, name: str, layer: str, tied: bool) -> list[str]:
     if pattern not in family.TENSORS:
         raise ConversionError(
             f"The family of {family.MODEL_TYPES[0]} has no source for {name}; this is a bug."
         )
-    names = [source.replace("{N}", layer[1]) if layer else source for source in family.TENSORS[pattern]]
+    names = [source.replace("{N}", layer) for source in family.TENSORS[pattern]]
     # With tied embeddings either of the two may have been saved.
     return [*names, "lm_head.weight"] if name == "embedding" and tied else names
 
@@ -135,6 +143,8 @@ def _plain(
     for source in sources:
         match = _SLICE.fullmatch(source)
         name, start, step = (match[1], int(match[2]), int(match[3])) if match else (source, 0, 1)
+        if "{E}" in name:
+            return _of_experts(tensors, name, entry, count, missing)
         if name not in tensors:
             continue
         if cut is not None:
@@ -151,13 +161,28 @@ def _plain(
     return []
 
 
+def _of_experts(tensors: Tensors, name: str, entry: Entry, count: int, missing: list[str]) -> list[View]:
+    """One vector of each expert."""
+    names = [name.replace("{E}", str(expert)) for expert in range(count)]
+    missing.extend(one for one in names if one not in tensors)
+    cols = entry.cols // count
+    for one in names:
+        if one in tensors:
+            _check_shape(tensors[one], [(cols,)], entry.name)
+    return [View(tensors[one], 1, cols, flat=True) for one in names if one in tensors]
+
+
 def _expert(
-    tensors: Tensors, names: ExpertNames, entry: Entry, n_experts: list[int], missing: list[str]
+    tensors: Tensors,
+    names: ExpertNames,
+    blocks: list[str],
+    entry: Entry,
+    n_experts: list[int],
+    missing: list[str],
 ) -> list[View]:
     """gate, up and down of one expert, in whichever spelling the layer has; what is missing is noted."""
     match = _EXPERT.fullmatch(entry.name)
     assert match is not None
-    blocks = [block.replace("{N}", match[1]) for block in names.blocks]
     expert, count = int(match[2]), n_experts[int(match[1])]
     for block in blocks:
         if names.in_turns:
@@ -167,11 +192,12 @@ def _expert(
         switch = [f"{block}.switch_mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")]
         if switch[0] in tensors:
             return _three(tensors, switch, entry, missing, expert, count)
-        single = [f"{block}.experts.{expert}.{part}.weight" for part in names.parts]
+        single = [f"{block}.experts.{names.prefix}{expert}.{part}.weight" for part in names.parts]
         if any(name in tensors for name in single):
             return _three(tensors, single, entry, missing)
     missing.append(
-        f"{blocks[0]}.experts.{expert}.{names.parts[0]}.weight (or {blocks[-1]}.{names.stacked[0]})"
+        f"{blocks[0]}.experts.{names.prefix}{expert}.{names.parts[0]}.weight "
+        f"(or {blocks[-1]}.{names.stacked[0]})"
     )
     return []
 
