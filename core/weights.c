@@ -17,15 +17,13 @@ struct binder {
     bool ungated;
 };
 
-static void expected_name(const struct binder *b, const char *name, char *text, size_t size)
-{
+static void expected_name(const struct binder *b, const char *name, char *text, size_t size) {
     if (b->layer < 0) snprintf(text, size, "%s", name);
     else snprintf(text, size, "layers.%d.%s%s", b->layer, b->prefix, name);
 }
 
 static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t rows, uint64_t cols,
-                    struct container_entry *entry)
-{
+                    struct container_entry *entry) {
     char expected[CONTAINER_NAME_BYTES];
     expected_name(b, name, expected, sizeof expected);
     FAIL_IF(b->next >= b->container->n_entries, b->error, FORMAT, "tensor '%s' is missing: the directory ends before it",
@@ -41,8 +39,7 @@ static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t r
     return COLIBRI_OK;
 }
 
-static int32_t check_bytes(struct binder *b, const struct container_entry *entry, uint64_t bytes)
-{
+static int32_t check_bytes(struct binder *b, const struct container_entry *entry, uint64_t bytes) {
     if (entry->bytes == bytes) return COLIBRI_OK;
     return status_fail(b->error, COLIBRI_ERROR_FORMAT,
                        "tensor '%s' (types %d %d %d): expected %" PRIu64 " bytes, found %" PRIu64
@@ -51,21 +48,18 @@ static int32_t check_bytes(struct binder *b, const struct container_entry *entry
 }
 
 /* Bytes of a matrix, 0 for an unknown type. Rows and cols are below 2^32 and a panel's factor below 2^7: no overflow. */
-static uint64_t matrix_bytes(int type, uint64_t rows, uint64_t cols)
-{
+static uint64_t matrix_bytes(int type, uint64_t rows, uint64_t cols) {
     return (rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_bytes(type, cols);
 }
 
-static int32_t check_type(struct binder *b, const struct container_entry *entry, int type)
-{
+static int32_t check_type(struct binder *b, const struct container_entry *entry, int type) {
     if (panel_bytes(type, 1) != 0) return COLIBRI_OK;
     return status_fail(b->error, COLIBRI_ERROR_UNSUPPORTED,
                        "tensor '%s' has weight type %d, which this version (" COLIBRI_VERSION ") does not know", entry->name,
                        type);
 }
 
-static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, const float **vector)
-{
+static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, const float **vector) {
     struct container_entry entry;
     TRY(take(b, name, KIND_VECTOR, 1, (uint64_t)cols, &entry));
     if (entry.types[0] != TYPE_F32) return check_type(b, &entry, 0);
@@ -74,8 +68,7 @@ static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, con
     return COLIBRI_OK;
 }
 
-static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int64_t cols, struct matrix *matrix)
-{
+static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int64_t cols, struct matrix *matrix) {
     struct container_entry entry;
     TRY(take(b, name, KIND_MATRIX, (uint64_t)rows, (uint64_t)cols, &entry));
     TRY(check_type(b, &entry, entry.types[0]));
@@ -84,16 +77,14 @@ static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int
     return COLIBRI_OK;
 }
 
-static int32_t bind_norm(struct binder *b, const char *name, const struct config *c, const float **weight, const float **bias)
-{
+static int32_t bind_norm(struct binder *b, const char *name, const struct config *c, const float **weight, const float **bias) {
     char bias_name[CONTAINER_NAME_BYTES];
     snprintf(bias_name, sizeof bias_name, "%s_bias", name);
     TRY(bind_vector(b, name, c->n_embd, weight));
     return c->layer_norm ? bind_vector(b, bias_name, c->n_embd, bias) : COLIBRI_OK;
 }
 
-static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int64_t n_embd, struct ffn_weights *ffn)
-{
+static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int64_t n_embd, struct ffn_weights *ffn) {
     char name[CONTAINER_NAME_BYTES];
     snprintf(name, sizeof name, "%s_gate", prefix);
     TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->gate));
@@ -104,8 +95,7 @@ static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int6
 }
 
 /* What gate, up and down of all experts of a layer, or of its dense feed-forward, have added. */
-static int32_t bind_ffn_biases(struct binder *b, const char *prefix, int64_t n_inner, int64_t n_outer, struct layer *layer)
-{
+static int32_t bind_ffn_biases(struct binder *b, const char *prefix, int64_t n_inner, int64_t n_outer, struct layer *layer) {
     char name[CONTAINER_NAME_BYTES];
     snprintf(name, sizeof name, "%s_gate_bias", prefix);
     TRY(bind_vector(b, name, n_inner, &layer->gate_bias));
@@ -115,8 +105,7 @@ static int32_t bind_ffn_biases(struct binder *b, const char *prefix, int64_t n_i
     return bind_vector(b, name, n_outer, &layer->down_bias);
 }
 
-static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_t n_embd, struct ffn_weights *expert)
-{
+static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_t n_embd, struct ffn_weights *expert) {
     struct container_entry entry;
     char name[32];
     snprintf(name, sizeof name, "experts.%d", index);
@@ -134,8 +123,7 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     return COLIBRI_OK;
 }
 
-static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64_t rows, int64_t cols, struct matrix *heads)
-{
+static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64_t rows, int64_t cols, struct matrix *heads) {
     char name[CONTAINER_NAME_BYTES];
     for (int32_t h = 0; h < n; h++) {
         snprintf(name, sizeof name, "%s.%d", prefix, h);
@@ -144,8 +132,7 @@ static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64
     return COLIBRI_OK;
 }
 
-static int32_t bind_latent(struct binder *b, const struct config *c, struct attention_weights *w)
-{
+static int32_t bind_latent(struct binder *b, const struct config *c, struct attention_weights *w) {
     if (c->q_latent_dim) {
         TRY(bind_matrix(b, "attn_q_latent", c->q_latent_dim, c->n_embd, &w->q_latent));
         TRY(bind_vector(b, "attn_q_latent_norm", c->q_latent_dim, &w->q_norm));
@@ -157,8 +144,7 @@ static int32_t bind_latent(struct binder *b, const struct config *c, struct atte
     return bind_heads(b, "attn_v_up", c->n_heads, c->value_dim, c->kv_latent_dim, w->heads + c->n_heads);
 }
 
-static int32_t bind_grouped(struct binder *b, const struct config *c, struct attention_weights *w)
-{
+static int32_t bind_grouped(struct binder *b, const struct config *c, struct attention_weights *w) {
     const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
     TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &w->q));
     TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &w->k));
@@ -176,8 +162,7 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct att
     return COLIBRI_OK;
 }
 
-static int32_t bind_delta(struct binder *b, const struct config *c, struct attention_weights *w)
-{
+static int32_t bind_delta(struct binder *b, const struct config *c, struct attention_weights *w) {
     const int64_t channels = config_channels(c), values = (int64_t)c->delta_heads * c->delta_value_dim;
     TRY(bind_matrix(b, "delta_qkv", channels, c->n_embd, &w->q));
     TRY(bind_matrix(b, "delta_gate", values, c->n_embd, &w->gate));
@@ -190,8 +175,7 @@ static int32_t bind_delta(struct binder *b, const struct config *c, struct atten
     return bind_matrix(b, "delta_out", c->n_embd, values, &w->out);
 }
 
-static int32_t bind_attention(struct binder *b, const struct config *c, struct attention_weights *w)
-{
+static int32_t bind_attention(struct binder *b, const struct config *c, struct attention_weights *w) {
     TRY(bind_norm(b, "attn_norm", c, &w->norm, &w->norm_bias));
     if (c->mixer[b->layer] == 1) return bind_delta(b, c, w);
     TRY(c->kv_latent_dim ? bind_latent(b, c, w) : bind_grouped(b, c, w));
@@ -203,8 +187,7 @@ static int32_t bind_attention(struct binder *b, const struct config *c, struct a
 }
 
 static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_experts, struct layer *layer,
-                          struct ffn_weights *experts)
-{
+                          struct ffn_weights *experts) {
     TRY(bind_attention(b, c, &layer->self));
     b->prefix = "cross_";
     if (c->n_encoder_layers > 0 && b->layer >= c->n_encoder_layers) TRY(bind_attention(b, c, &layer->cross));
@@ -229,28 +212,24 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
     return COLIBRI_OK;
 }
 
-static bool reads_q8(const struct ffn_weights *ffn)
-{
+static bool reads_q8(const struct ffn_weights *ffn) {
     return type_reads_q8(ffn->gate.type) || type_reads_q8(ffn->up.type);
 }
 
-static bool layer_reads_q8(const struct layer *layer, int32_t n_experts)
-{
+static bool layer_reads_q8(const struct layer *layer, int32_t n_experts) {
     bool q8 = reads_q8(&layer->dense) || reads_q8(&layer->shared);
     for (int32_t e = 0; e < n_experts; e++) q8 = q8 || reads_q8(&layer->experts[e]);
     return q8;
 }
 
-static bool layer_down_reads_f32(const struct layer *layer, int32_t n_experts)
-{
+static bool layer_down_reads_f32(const struct layer *layer, int32_t n_experts) {
     bool f32 = layer->dense.down.data != NULL && !type_reads_q8(layer->dense.down.type);
     f32 = f32 || (layer->shared.down.data != NULL && !type_reads_q8(layer->shared.down.type));
     for (int32_t e = 0; e < n_experts; e++) f32 = f32 || !type_reads_q8(layer->experts[e].down.type);
     return f32;
 }
 
-static int32_t bind_model(colibri_model *model, colibri_error *error)
-{
+static int32_t bind_model(colibri_model *model, colibri_error *error) {
     const struct config *const c = &model->config;
     const struct container *const container = &model->container;
     const uint64_t data = (uint64_t)(container->directory - container->file.data) +
@@ -288,8 +267,7 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     return COLIBRI_OK;
 }
 
-static int32_t choose_kernels(const struct kernels **chosen, colibri_error *error)
-{
+static int32_t choose_kernels(const struct kernels **chosen, colibri_error *error) {
     const char *const forced = os_environment("COLIBRI_ISA");
     char names[128] = "";
     bool usable = false;
@@ -303,8 +281,7 @@ static int32_t choose_kernels(const struct kernels **chosen, colibri_error *erro
                        "COLIBRI_ISA=%.40s is not a kernel set of this machine; expected one of: %s", forced, names);
 }
 
-static void *take_layers(struct arena *arena, const struct config *config, colibri_model *model)
-{
+static void *take_layers(struct arena *arena, const struct config *config, colibri_model *model) {
     uint64_t n_experts = 0;
     const uint64_t n_heads = config->kv_latent_dim ? 2 * (uint64_t)config->n_heads : 0;
     for (int32_t layer = 0; layer < config->n_layers; layer++) n_experts += (uint64_t)config->n_experts[layer];
@@ -320,8 +297,7 @@ static void *take_layers(struct arena *arena, const struct config *config, colib
     return self;
 }
 
-static void fill_info(colibri_model *model, uint64_t model_bytes)
-{
+static void fill_info(colibri_model *model, uint64_t model_bytes) {
     const struct config *const c = &model->config;
     model->info = (colibri_model_info){
         .n_vocab = c->n_vocab,
@@ -339,8 +315,7 @@ static void fill_info(colibri_model *model, uint64_t model_bytes)
     };
 }
 
-int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error)
-{
+int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error) {
     if (out != NULL) *out = NULL;
     FAIL_IF(path == NULL || out == NULL, error, ARGUMENT, "colibri_open: expected a path and a place for the model");
     const struct kernels *kernels;
@@ -377,8 +352,7 @@ int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error
 
 enum { FETCH_STEP = 16 * OS_HUGE_PAGE }; /* between two reports of progress; the extra memory that a copy takes */
 
-static int32_t check_fetch(const colibri_model *model, int32_t residency, colibri_error *error)
-{
+static int32_t check_fetch(const colibri_model *model, int32_t residency, colibri_error *error) {
     const uint64_t needed = model->container.file.bytes, available = os_available_bytes();
     FAIL_IF(residency != COLIBRI_MAPPED && residency != COLIBRI_RESIDENT, error, ARGUMENT,
             "residency: expected %d (mapped) or %d (resident), found %d", COLIBRI_MAPPED, COLIBRI_RESIDENT, residency);
@@ -389,8 +363,7 @@ static int32_t check_fetch(const colibri_model *model, int32_t residency, colibr
 }
 
 static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
-                     void *user, colibri_error *error)
-{
+                     void *user, colibri_error *error) {
     const struct os_file *const file = &model->container.file;
     TRY(check_fetch(model, residency, error));
     for (uint64_t done = 0; done < file->bytes;) {
@@ -411,8 +384,7 @@ static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress
 }
 
 int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
-                      void *user, colibri_error *error)
-{
+                      void *user, colibri_error *error) {
     FAIL_IF(model == NULL, error, ARGUMENT, "colibri_fetch: expected a model");
     FAIL_IF(atomic_exchange(&model->fetching, true), error, ARGUMENT,
             "colibri_fetch runs already on this model; wait for it");
@@ -423,8 +395,7 @@ int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progres
     return status;
 }
 
-void colibri_close(colibri_model *model)
-{
+void colibri_close(colibri_model *model) {
     if (model == NULL || atomic_fetch_sub(&model->references, 1) > 1) return;
     os_wipe_private(&model->container.file, atomic_load(&model->private_bytes));
     const uint64_t bytes = model->info.model_bytes;
@@ -433,7 +404,6 @@ void colibri_close(colibri_model *model)
     os_release(model, bytes);
 }
 
-const colibri_model_info *colibri_info(const colibri_model *model)
-{
+const colibri_model_info *colibri_info(const colibri_model *model) {
     return model == NULL ? NULL : &model->info;
 }
