@@ -133,8 +133,8 @@ def test_a_wrapped_language_model_is_the_same_file(tmp_path: Path) -> None:
 
 
 def test_a_key_beside_the_language_model_is_refused_by_name(tmp_path: Path) -> None:
-    source = wrapped(qwen3_5_moe(tmp_path / "bare"), tmp_path / "whole", {"audio_config": {"a": 1}})
-    with pytest.raises(ConversionError, match="audio_config"):
+    source = wrapped(qwen3_5_moe(tmp_path / "bare"), tmp_path / "whole", {"talker_layers": [1]})
+    with pytest.raises(ConversionError, match="talker_layers"):
         convert(source, tmp_path / "m.colibri")
 
 
