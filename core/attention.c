@@ -7,8 +7,7 @@
 #include "product.h"
 #include "rope.h"
 
-static void position_item(void *argument, int32_t row, int32_t worker)
-{
+static void position_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct chunk *const c = argument;
     const int32_t half = c->config->rope_sets * (c->config->rope_dim / 2);
@@ -17,8 +16,7 @@ static void position_item(void *argument, int32_t row, int32_t worker)
                c->rope_sine + at);
 }
 
-void attention_positions(const struct chunk *chunk)
-{
+void attention_positions(const struct chunk *chunk) {
     if (chunk->config->rope_dim == 0) return;
     threads_run(chunk->threads, position_item, (void *)(uintptr_t)chunk, chunk->n, 32 * row_bytes(chunk->n, chunk->config->rope_dim));
 }
@@ -34,8 +32,7 @@ struct attention_work {
 
 /* Bias, norm, clip and rotation of one row of q or k [n_heads][head_dim]; norm and bias NULL: none. */
 static void prepare_heads(const struct chunk *c, int32_t layer, int32_t row, float *heads, int32_t n_heads, const float *bias,
-                          const float *norm)
-{
+                          const float *norm) {
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
     const int32_t dim = config->head_dim, width = n_heads * dim;
@@ -50,8 +47,7 @@ static void prepare_heads(const struct chunk *c, int32_t layer, int32_t row, flo
     }
 }
 
-static void prepare_item(void *argument, int32_t row, int32_t worker)
-{
+static void prepare_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
@@ -74,8 +70,7 @@ static void prepare_item(void *argument, int32_t row, int32_t worker)
 }
 
 /* The tile of one kv head and the rows from `first` on, empty yet. */
-static struct attend empty_tile(const struct attention_work *work, int32_t kv_head)
-{
+static struct attend empty_tile(const struct attention_work *work, int32_t kv_head) {
     const struct chunk *const c = work->chunk;
     return (struct attend){
         .pool = c->cache->pool,
@@ -90,22 +85,19 @@ static struct attend empty_tile(const struct attention_work *work, int32_t kv_he
 }
 
 /* The first key that a row sees. */
-static int32_t first_key(const struct attention_work *work, int32_t row)
-{
+static int32_t first_key(const struct attention_work *work, int32_t row) {
     const int32_t window = work->chunk->config->window[work->layer], end = work->chunk->positions[row] + 1;
     if (window > 0 && work->chunk->config->window_aligned) return (end - 1) / window * window;
     return window > 0 && window < end ? end - window : 0;
 }
 
-static float *partial_at(const struct chunk *c, size_t row_head, int32_t block)
-{
+static float *partial_at(const struct chunk *c, size_t row_head, int32_t block) {
     return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->cache->value_dim);
 }
 
 /* One kv head, or a tile of the query heads that read it, and up to work->rows neighbouring rows: they go through in tiles
  * that share keys. block: the only one to look at, or -1: all. Output takes the place of the query. */
-static void attend_rows(const struct attention_work *work, int32_t part, int32_t first, int32_t block)
-{
+static void attend_rows(const struct attention_work *work, int32_t part, int32_t first, int32_t block) {
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const int32_t group = config->n_heads / config->n_kv_heads, tiles = work->parts / config->n_kv_heads;
@@ -135,22 +127,19 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
     if (tile.n > 0) c->kernels->attend(&tile, block);
 }
 
-static void attend_item(void *argument, int32_t item, int32_t worker)
-{
+static void attend_item(void *argument, int32_t item, int32_t worker) {
     (void)worker;
     const struct attention_work *const work = argument;
     attend_rows(work, item % work->parts, item / work->parts * work->rows, -1);
 }
 
-static void block_item(void *argument, int32_t item, int32_t worker)
-{
+static void block_item(void *argument, int32_t item, int32_t worker) {
     (void)worker;
     const struct attention_work *const work = argument;
     attend_rows(work, item % work->parts, 0, work->first_block + item / work->parts);
 }
 
-static void merge_item(void *argument, int32_t head, int32_t worker)
-{
+static void merge_item(void *argument, int32_t head, int32_t worker) {
     (void)worker;
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
@@ -161,8 +150,7 @@ static void merge_item(void *argument, int32_t head, int32_t worker)
 }
 
 /* Keys and values that all query heads of all rows read. */
-static uint64_t attended_bytes(const struct attention_work *work)
-{
+static uint64_t attended_bytes(const struct attention_work *work) {
     const struct chunk *const c = work->chunk;
     uint64_t bytes = 0;
     const int64_t width = (int64_t)c->config->n_heads * (c->cache->key_dim + c->cache->value_dim);
@@ -171,8 +159,7 @@ static uint64_t attended_bytes(const struct attention_work *work)
 }
 
 /* Heads of all rows; where they are too few for the threads and the past is long, its blocks are shared out as well. */
-static void attend(struct attention_work *work)
-{
+static void attend(struct attention_work *work) {
     const struct chunk *const c = work->chunk;
     const int32_t parts = work->parts;
     const uint64_t bytes = attended_bytes(work);
@@ -195,8 +182,7 @@ static void attend(struct attention_work *work)
     threads_run(c->threads, merge_item, work, c->n * c->config->n_heads, bytes / KV_BLOCK);
 }
 
-static void grouped_queries(struct chunk *c, int32_t layer, struct attention_work *work)
-{
+static void grouped_queries(struct chunk *c, int32_t layer, struct attention_work *work) {
     const struct layer *const w = work->weights;
     const size_t q_width = (size_t)c->attended.width;
     const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
@@ -210,16 +196,14 @@ static void grouped_queries(struct chunk *c, int32_t layer, struct attention_wor
     profile_mark(&c->profile, layer, COLIBRI_PHASE_ROPE);
 }
 
-static void gate_item(void *argument, int32_t row, int32_t worker)
-{
+static void gate_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct chunk *const c = argument;
     const size_t at = (size_t)row * (size_t)c->attended.width;
     c->kernels->sigmoid_mul(c->attended.f32 + at, c->gate + at, c->attended.width);
 }
 
-static void attend_to(struct chunk *c, int32_t layer, struct attention_work *work)
-{
+static void attend_to(struct chunk *c, int32_t layer, struct attention_work *work) {
     const bool latent = c->config->kv_latent_dim > 0;
     if (latent) latent_queries(c, layer);
     else grouped_queries(c, layer, work);
@@ -229,8 +213,7 @@ static void attend_to(struct chunk *c, int32_t layer, struct attention_work *wor
     if (c->config->attn_gate) threads_run(c->threads, gate_item, c, c->n, 4 * row_bytes(c->n, c->attended.width));
 }
 
-void attention_layer(struct chunk *c, int32_t layer)
-{
+void attention_layer(struct chunk *c, int32_t layer) {
     const struct layer *const w = &c->model->layers[layer];
     const bool attends = c->config->mixer[layer] == 0;
     const struct activation *const given = attends ? &c->attended : &c->delta_out;

@@ -4,8 +4,7 @@
 
 #include <string.h>
 
-void cache_layout(struct cache *c, struct arena *arena, const struct config *config, int32_t context, int32_t n_sequences)
-{
+void cache_layout(struct cache *c, struct arena *arena, const struct config *config, int32_t context, int32_t n_sequences) {
     c->n_sequences = n_sequences;
     c->block_positions = context >= KV_BLOCK ? KV_BLOCK : (context + 15) & ~15;
     c->blocks_per_sequence = (int32_t)(((int64_t)context + KV_BLOCK - 1) / KV_BLOCK);
@@ -36,8 +35,7 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     c->pool = arena_take(arena, n_blocks, c->block_bytes);
 }
 
-void cache_reset(struct cache *c)
-{
+void cache_reset(struct cache *c) {
     memset(c->lengths, 0, (size_t)c->n_sequences * sizeof *c->lengths);
     memset(c->valid, 0, (size_t)c->n_sequences * sizeof *c->valid);
     memset(c->marks, -1, (size_t)c->n_sequences * sizeof *c->marks);
@@ -47,26 +45,22 @@ void cache_reset(struct cache *c)
     c->n_touched = 0;
 }
 
-static int32_t take_block(struct cache *c)
-{
+static int32_t take_block(struct cache *c) {
     const int32_t block = c->free_blocks[--c->n_free];
     c->references[block] = 1;
     if (block >= c->n_touched) c->n_touched = block + 1;
     return block;
 }
 
-static void drop_block(struct cache *c, int32_t block)
-{
+static void drop_block(struct cache *c, int32_t block) {
     if (--c->references[block] == 0) c->free_blocks[c->n_free++] = block;
 }
 
-static int32_t blocks_of(int32_t length)
-{
+static int32_t blocks_of(int32_t length) {
     return (int32_t)(((int64_t)length + KV_BLOCK - 1) / KV_BLOCK);
 }
 
-void cache_reserve(struct cache *c, int32_t sequence, int32_t n, int32_t before)
-{
+void cache_reserve(struct cache *c, int32_t sequence, int32_t n, int32_t before) {
     int32_t *const table = c->tables + (size_t)sequence * (size_t)c->blocks_per_sequence;
     const int32_t length = c->valid[sequence], held = blocks_of(length);
     if (length % KV_BLOCK != 0 && c->references[table[held - 1]] > 1) { /* a shared block is about to be written */
@@ -84,16 +78,14 @@ void cache_reserve(struct cache *c, int32_t sequence, int32_t n, int32_t before)
     at[STATE_NOW] = at[at[STATE_LEFT]] = 0; /* until all layers have been through */
 }
 
-void cache_commit(const struct cache *c, int32_t sequence, int32_t first, int32_t n)
-{
+void cache_commit(const struct cache *c, int32_t sequence, int32_t first, int32_t n) {
     int32_t *const at = c->marks[sequence];
     if (at[STATE_LEFT] != STATE_NOW) at[at[STATE_LEFT]] = cache_kept(first, n);
     at[STATE_NOW] = first + n;
 }
 
 /* Makes the last state at or before `position` the current one and forgets those behind; returns where it is. */
-static int32_t rewind_state(struct cache *c, int32_t sequence, int32_t position)
-{
+static int32_t rewind_state(struct cache *c, int32_t sequence, int32_t position) {
     int32_t best = STATE_NOW, *const at = c->marks[sequence];
     for (int32_t i = 0; i < STATES; i++) {
         if (at[i] > position) at[i] = 0;
@@ -104,8 +96,7 @@ static int32_t rewind_state(struct cache *c, int32_t sequence, int32_t position)
     return at[STATE_NOW] = at[best];
 }
 
-void cache_rewind(struct cache *c, int32_t sequence, int32_t position)
-{
+void cache_rewind(struct cache *c, int32_t sequence, int32_t position) {
     const int32_t *const table = cache_table(c, sequence);
     const int32_t valid = c->state_bytes > 0 ? rewind_state(c, sequence, position) : position;
     for (int32_t i = blocks_of(valid); i < blocks_of(c->valid[sequence]); i++) drop_block(c, table[i]);
@@ -113,8 +104,7 @@ void cache_rewind(struct cache *c, int32_t sequence, int32_t position)
     c->lengths[sequence] = position;
 }
 
-void cache_fork(struct cache *c, int32_t source, int32_t target)
-{
+void cache_fork(struct cache *c, int32_t source, int32_t target) {
     if (source == target) return;
     cache_rewind(c, target, 0);
     const int32_t *const from = cache_table(c, source);
@@ -134,8 +124,7 @@ void cache_fork(struct cache *c, int32_t source, int32_t target)
 }
 
 void cache_write(const struct cache *c, int32_t sequence, int32_t layer, int32_t head, int32_t position, const float *key,
-                 const float *value)
-{
+                 const float *value) {
     const int32_t block = cache_table(c, sequence)[position / KV_BLOCK], at = position % KV_BLOCK;
     uint8_t *const base = c->pool + (size_t)block * c->block_bytes;
     float *const keys = (float *)(void *)(base + cache_key_offset(c, layer, head)) +

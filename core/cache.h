@@ -55,36 +55,30 @@ void cache_fork(struct cache *cache, int32_t source, int32_t target);
 void cache_write(const struct cache *cache, int32_t sequence, int32_t layer, int32_t head, int32_t position,
                  const float *key, const float *value);
 
-static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, int32_t head)
-{
+static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, int32_t head) {
     return cache->layer_offset[layer] + (size_t)head * cache->head_bytes;
 }
 
-static inline size_t cache_value_offset(const struct cache *cache, int32_t layer, int32_t head)
-{
+static inline size_t cache_value_offset(const struct cache *cache, int32_t layer, int32_t head) {
     return cache_key_offset(cache, layer, head) + (size_t)cache->block_positions * (size_t)cache->key_dim * sizeof(float);
 }
 
-static inline const int32_t *cache_table(const struct cache *cache, int32_t sequence)
-{
+static inline const int32_t *cache_table(const struct cache *cache, int32_t sequence) {
     return cache->tables + (size_t)sequence * (size_t)cache->blocks_per_sequence;
 }
 
-static inline int32_t *cache_ids(const struct cache *cache, int32_t sequence)
-{
+static inline int32_t *cache_ids(const struct cache *cache, int32_t sequence) {
     return cache->ids + (size_t)sequence * (size_t)cache->context;
 }
 
 /* Of n positions from `first` on, the one in front of which the state may be kept; 0: none. */
-static inline int32_t cache_kept(int32_t first, int32_t n)
-{
+static inline int32_t cache_kept(int32_t first, int32_t n) {
     const int32_t at = (first + n - 1) / KV_BLOCK * KV_BLOCK;
     return at >= first ? at : 0;
 }
 
 /* Of all layers: see layer_offset. */
-static inline uint8_t *cache_state(const struct cache *cache, int32_t sequence, int32_t which)
-{
+static inline uint8_t *cache_state(const struct cache *cache, int32_t sequence, int32_t which) {
     return cache->states + ((size_t)sequence * STATES + (size_t)which) * cache->state_bytes;
 }
 

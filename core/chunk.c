@@ -1,21 +1,18 @@
 /* chunk.c: sizes of the activation buffers. Nothing is reserved for a mechanism that the model leaves off. */
 #include "chunk.h"
 
-static void activation_layout(struct activation *a, struct arena *arena, uint64_t rows, int32_t width, bool f32)
-{
+static void activation_layout(struct activation *a, struct arena *arena, uint64_t rows, int32_t width, bool f32) {
     a->width = width;
     a->q8_bytes = q8_row_bytes((size_t)width);
     a->f32 = f32 ? arena_take(arena, rows, (uint64_t)width * sizeof *a->f32) : NULL;
     a->q8 = arena_take(arena, rows, a->q8_bytes);
 }
 
-static int32_t larger(int32_t a, int32_t b)
-{
+static int32_t larger(int32_t a, int32_t b) {
     return a > b ? a : b;
 }
 
-static void attention_buffers(struct chunk *k, struct arena *arena, const struct config *c, const colibri_params *p, uint64_t rows)
-{
+static void attention_buffers(struct chunk *k, struct arena *arena, const struct config *c, const colibri_params *p, uint64_t rows) {
     const uint64_t heads = (uint64_t)c->n_heads, key_bytes = (uint64_t)config_key_dim(c) * sizeof(float);
     const bool latent = c->kv_latent_dim > 0;
     k->q = arena_take(arena, rows, heads * key_bytes);
@@ -36,8 +33,7 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
     k->partials = arena_take(arena, split * (uint64_t)k->partial_blocks, attend_partial_floats(config_kv_value_dim(c)) * sizeof(float));
 }
 
-static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads)
-{
+static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads) {
     const struct config *const c = &model->config;
     const uint64_t n_experts = (uint64_t)config_max_experts(c);
     const uint64_t used = n_experts == 0 ? 0 : (uint64_t)c->n_experts_used;
@@ -58,8 +54,7 @@ static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_mode
     k->scratch = arena_take(arena, threads, scratch_rows * columns * sizeof(float));
 }
 
-void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *model, const colibri_params *p, int32_t n)
-{
+void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *model, const colibri_params *p, int32_t n) {
     const struct config *const c = &model->config;
     const uint64_t rows = (uint64_t)n, half = (uint64_t)c->rope_sets * (uint64_t)c->rope_dim / 2;
     k->ids = arena_take(arena, rows, sizeof *k->ids);

@@ -69,25 +69,21 @@ struct chunk {
 };
 
 /* Where cosines and sines of a row in a layer that rotates begin. */
-static inline size_t chunk_rope_at(const struct config *c, int32_t row, int32_t layer)
-{
+static inline size_t chunk_rope_at(const struct config *c, int32_t row, int32_t layer) {
     return ((size_t)row * (size_t)c->rope_sets + (size_t)c->rope_set[layer]) * (size_t)(c->rope_dim / 2);
 }
 
-static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker)
-{
+static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker) {
     return chunk->scratch + (size_t)worker * chunk->scratch_floats;
 }
 
 /* Parts that attention to one block is shared out in: key/value heads, and tiles of the query heads that read one. */
-static inline int32_t chunk_attend_parts(const struct config *config)
-{
+static inline int32_t chunk_attend_parts(const struct config *config) {
     return config->n_kv_heads * ((config->n_heads / config->n_kv_heads + ATTEND_TILE - 1) / ATTEND_TILE);
 }
 
 /* How many rows from `row` on are of its sequence. */
-static inline int32_t chunk_run(const struct chunk *chunk, int32_t row)
-{
+static inline int32_t chunk_run(const struct chunk *chunk, int32_t row) {
     int32_t n = 1;
     while (row + n < chunk->n && chunk->sequences[row + n] == chunk->sequences[row]) n++;
     return n;

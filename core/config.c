@@ -28,8 +28,7 @@ static const struct field FIELDS[] = {CONFIG_FIELDS(FIELD_OF_INT, FIELD_OF_LAYER
 enum { N_FIELDS = sizeof FIELDS / sizeof FIELDS[0] };
 _Static_assert(N_FIELDS <= 64, "fields that were seen are bits of one word");
 
-static const struct field *find_field(const char *name, size_t length)
-{
+static const struct field *find_field(const char *name, size_t length) {
     for (int i = 0; i < N_FIELDS; i++) {
         if (strlen(FIELDS[i].name) == length && memcmp(FIELDS[i].name, name, length) == 0) return &FIELDS[i];
     }
@@ -46,8 +45,7 @@ struct record { /* one config record as it lies in the file */
 
 /* Reads the record at *at and moves *at behind it. */
 static int32_t read_record(const uint8_t *data, uint64_t bytes, uint64_t *at, struct record *record,
-                           colibri_error *error)
-{
+                           colibri_error *error) {
     const uint64_t start = *at;
     if (bytes - start < 8) goto damaged;
     memcpy(&record->name_bytes, data + start, 2);
@@ -67,8 +65,7 @@ damaged:
 }
 
 static int32_t store_record(const struct record *record, const struct field *field, int32_t n_layers,
-                            struct config *config, colibri_error *error)
-{
+                            struct config *config, colibri_error *error) {
     FAIL_IF(record->type != (uint8_t)field->type, error, FORMAT, "config field '%s': expected type %d, found %d",
             field->name, field->type, record->type);
     const uint32_t expected = field->per_layer ? (uint32_t)n_layers : 1;
@@ -89,8 +86,7 @@ static int32_t store_record(const struct record *record, const struct field *fie
 
 /* One pass over the records; with `only` set, just that field is stored (n_layers is needed before the others). */
 static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct field *only, struct config *config,
-                           uint64_t *seen, colibri_error *error)
-{
+                           uint64_t *seen, colibri_error *error) {
     for (uint64_t at = 0; at < bytes;) {
         struct record record = {0};
         TRY(read_record(data, bytes, &at, &record, error));
@@ -108,8 +104,7 @@ static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct fie
 }
 
 /* How the groups of experts fit the rest: the groups in use must hold enough experts to choose from. */
-static const char *group_fault(const struct config *c)
-{
+static const char *group_fault(const struct config *c) {
     if (c->n_expert_groups == 0) return c->n_groups_used || c->group_score ? "n_expert_groups is 0 but groups are in use" : NULL;
     if (c->n_groups_used < 1 || c->n_groups_used >= c->n_expert_groups) return "n_groups_used is not below n_expert_groups";
     if (c->router_bias && c->group_score == 0) return "router_bias needs group_score 1";
@@ -123,8 +118,7 @@ static const char *group_fault(const struct config *c)
     return NULL;
 }
 
-static const char *router_fault(const struct config *c)
-{
+static const char *router_fault(const struct config *c) {
     const bool biased = c->router_bias || c->n_expert_groups;
     const bool linear = !c->expert_bias && !(c->ffn_limit > 0) && !(c->ffn_cubic > 0) && c->ffn_up_offset == 0;
     if (c->router_near > 0 && (c->router_score || biased)) return "router_near goes without router_score, router_bias and n_expert_groups";
@@ -133,8 +127,7 @@ static const char *router_fault(const struct config *c)
     return group_fault(c);
 }
 
-static const char *latent_fault(const struct config *c)
-{
+static const char *latent_fault(const struct config *c) {
     if (c->kv_latent_dim == 0) {
         return c->q_latent_dim || c->value_dim || c->latent_norm_eps > 0 ? "kv_latent_dim is 0 but its companions are set" : NULL;
     }
@@ -145,8 +138,7 @@ static const char *latent_fault(const struct config *c)
     return c->qk_norm || c->qkv_clip > 0 || c->attn_qkv_bias ? "kv_latent_dim goes without qk_norm, qkv_clip and attn_qkv_bias" : NULL;
 }
 
-static const char *delta_fault(const struct config *c)
-{
+static const char *delta_fault(const struct config *c) {
     bool used = false;
     const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_key_dim, c->delta_value_dim, c->conv_width};
     for (int32_t layer = 0; layer < c->n_layers; layer++) used = used || c->mixer[layer] == 1;
@@ -158,8 +150,7 @@ static const char *delta_fault(const struct config *c)
 }
 
 /* How fields must fit together. */
-static int32_t check_relations(const struct config *config, colibri_error *error)
-{
+static int32_t check_relations(const struct config *config, colibri_error *error) {
     const char *fault = NULL;
     bool dense = false, strange = false;
     int32_t fewest = INT32_MAX;
@@ -183,8 +174,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }
 
-int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error)
-{
+int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error) {
     uint64_t seen = 0, first = 0;
     memset(config, 0, sizeof *config);
     TRY(read_fields(data, bytes, find_field("n_layers", 8), config, &first, error));
@@ -201,8 +191,7 @@ int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config,
     return check_relations(config, error);
 }
 
-int32_t config_max_experts(const struct config *config)
-{
+int32_t config_max_experts(const struct config *config) {
     int32_t most = 0;
     for (int32_t layer = 0; layer < config->n_layers; layer++) {
         if (config->n_experts[layer] > most) most = config->n_experts[layer];

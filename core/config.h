@@ -88,13 +88,11 @@ static inline int32_t config_key_dim(const struct config *c) { return c->kv_late
 static inline int32_t config_kv_value_dim(const struct config *c) { return c->kv_latent_dim ? c->kv_latent_dim : c->head_dim; }
 static inline int32_t config_out_dim(const struct config *c) { return c->kv_latent_dim ? c->value_dim : c->head_dim; }
 /* Queries, keys and values that a layer with a state convolves. */
-static inline int32_t config_channels(const struct config *c)
-{
+static inline int32_t config_channels(const struct config *c) {
     return 2 * c->delta_key_heads * c->delta_key_dim + c->delta_heads * c->delta_value_dim;
 }
 /* Floats of a state that belong to one key head: see cache.h. */
-static inline size_t config_state_floats(const struct config *c)
-{
+static inline size_t config_state_floats(const struct config *c) {
     const size_t group = (size_t)(c->delta_heads / c->delta_key_heads), lanes = ((size_t)c->delta_value_dim + 15) & ~(size_t)15;
     const size_t channels = 2 * (size_t)c->delta_key_dim + group * (size_t)c->delta_value_dim;
     return (group * lanes * (size_t)c->delta_key_dim + (size_t)(c->conv_width - 1) * channels + 15) & ~(size_t)15;

@@ -3,23 +3,20 @@
 
 #include <string.h>
 
-static uint32_t load_u32(const uint8_t *at)
-{
+static uint32_t load_u32(const uint8_t *at) {
     uint32_t value;
     memcpy(&value, at, sizeof value);
     return value;
 }
 
-static uint64_t load_u64(const uint8_t *at)
-{
+static uint64_t load_u64(const uint8_t *at) {
     uint64_t value;
     memcpy(&value, at, sizeof value);
     return value;
 }
 
 /* CRC-32 (polynomial 0xEDB88320 reflected, as in zlib), four bits a step. */
-static uint32_t crc32_update(uint32_t crc, const uint8_t *data, uint64_t bytes)
-{
+static uint32_t crc32_update(uint32_t crc, const uint8_t *data, uint64_t bytes) {
     static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
                                        0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
                                        0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
@@ -43,8 +40,7 @@ enum { /* byte offsets of docs/FORMAT.md §1 */
     AT_CRC = 44
 };
 
-static int32_t check_identity(const char *path, const struct os_file *file, colibri_error *error)
-{
+static int32_t check_identity(const char *path, const struct os_file *file, colibri_error *error) {
     const uint8_t *const head = file->data;
     FAIL_IF(file->bytes < HEADER_BYTES || memcmp(head, "COLIBRI\0", 8) != 0, error, FORMAT,
             "'%s' is not a .colibri file (magic not found); make one with: colibri convert SOURCE OUT.colibri", path);
@@ -58,8 +54,7 @@ static int32_t check_identity(const char *path, const struct os_file *file, coli
     return COLIBRI_OK;
 }
 
-static int32_t check_metadata(const char *path, struct container *container, colibri_error *error)
-{
+static int32_t check_metadata(const char *path, struct container *container, colibri_error *error) {
     const uint8_t *const head = container->file.data;
     const uint64_t bytes = container->file.bytes, config_bytes = load_u64(head + AT_CONFIG_BYTES);
     const uint64_t directory = load_u64(head + AT_DIRECTORY);
@@ -82,8 +77,7 @@ static int32_t check_metadata(const char *path, struct container *container, col
     return COLIBRI_OK;
 }
 
-int32_t container_open(const char *path, struct container *container, colibri_error *error)
-{
+int32_t container_open(const char *path, struct container *container, colibri_error *error) {
     TRY(os_map_file(path, &container->file, error));
     int32_t status = check_identity(path, &container->file, error);
     if (status == COLIBRI_OK) status = check_metadata(path, container, error);
@@ -91,14 +85,12 @@ int32_t container_open(const char *path, struct container *container, colibri_er
     return status;
 }
 
-void container_close(struct container *container)
-{
+void container_close(struct container *container) {
     os_unmap_file(&container->file);
 }
 
 int32_t container_entry(const struct container *container, uint32_t index, uint64_t previous_end,
-                        struct container_entry *entry, colibri_error *error)
-{
+                        struct container_entry *entry, colibri_error *error) {
     const uint8_t *const at = container->directory + (uint64_t)index * CONTAINER_ENTRY_BYTES;
     memcpy(entry->name, at, CONTAINER_NAME_BYTES);
     FAIL_IF(entry->name[CONTAINER_NAME_BYTES - 1] != '\0', error, FORMAT,

@@ -14,8 +14,7 @@ struct delta_work {
 };
 
 /* Takes rows of one sequence through one key head and its value heads, whose states and last inputs lie at `state`. */
-static void pass_rows(const struct delta_work *work, int32_t key, int32_t first, int32_t n, float *state)
-{
+static void pass_rows(const struct delta_work *work, int32_t key, int32_t first, int32_t n, float *state) {
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
@@ -44,8 +43,7 @@ static void pass_rows(const struct delta_work *work, int32_t key, int32_t first,
     }
 }
 
-static void delta_item(void *argument, int32_t key, int32_t worker)
-{
+static void delta_item(void *argument, int32_t key, int32_t worker) {
     (void)worker;
     const struct delta_work *const work = argument;
     const struct chunk *const c = work->chunk;
@@ -63,8 +61,7 @@ static void delta_item(void *argument, int32_t key, int32_t worker)
     }
 }
 
-void delta_layer(struct chunk *c, int32_t layer)
-{
+void delta_layer(struct chunk *c, int32_t layer) {
     const struct layer *const w = &c->model->layers[layer];
     const int32_t heads = c->config->delta_heads, channels = config_channels(c->config);
     const size_t stride = (size_t)channels + 2 * (size_t)heads;

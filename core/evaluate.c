@@ -4,8 +4,7 @@
 
 #include <string.h>
 
-static int32_t check_input(colibri_context *context, const colibri_input *in, int32_t index)
-{
+static int32_t check_input(colibri_context *context, const colibri_input *in, int32_t index) {
     colibri_error *const error = &context->error;
     const int32_t n_vocab = context->model->config.n_vocab;
     FAIL_IF(in->sequence < 0 || in->sequence >= context->params.max_batch, error, ARGUMENT,
@@ -30,8 +29,7 @@ static int32_t check_input(colibri_context *context, const colibri_input *in, in
 }
 
 /* Fills the chunk with the next rows and reserves their positions; *at is the first input that has some left. */
-static void next_chunk(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t *at)
-{
+static void next_chunk(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t *at) {
     struct chunk *const c = &context->chunk;
     const size_t n_vocab = (size_t)c->config->n_vocab;
     c->n = 0;
@@ -55,8 +53,7 @@ static void next_chunk(colibri_context *context, const colibri_input *inputs, in
 }
 
 static int32_t run_chunks(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
-                          const colibri_observer *observer)
-{
+                          const colibri_observer *observer) {
     struct watch watch = {.observer = observer, .cancelled = &context->cancelled};
     struct chunk *const c = &context->chunk;
     for (int32_t i = 0; i < n_inputs; i++) {
@@ -74,16 +71,14 @@ static int32_t run_chunks(colibri_context *context, const colibri_input *inputs,
 }
 
 /* Fails while an evaluation of this context runs, which only its own observer can ask in. */
-static int32_t check_idle(colibri_context *context)
-{
+static int32_t check_idle(colibri_context *context) {
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
     if (!context->evaluating) return COLIBRI_OK;
     return status_fail(&context->error, COLIBRI_ERROR_ARGUMENT,
                        "the context is evaluating: an observer may call colibri_cancel and nothing else of its context");
 }
 
-int32_t colibri_measure(colibri_context *context, const colibri_profile *profile)
-{
+int32_t colibri_measure(colibri_context *context, const colibri_profile *profile) {
     TRY(check_idle(context));
     const colibri_model_info *const info = &context->model->info;
     FAIL_IF(profile != NULL && (profile->n_layers != info->n_layers || profile->n_experts != info->n_experts),
@@ -96,8 +91,7 @@ int32_t colibri_measure(colibri_context *context, const colibri_profile *profile
 }
 
 int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
-                         const colibri_observer *observer)
-{
+                         const colibri_observer *observer) {
     TRY(check_idle(context));
     const int32_t most = context->params.max_batch;
     FAIL_IF(inputs == NULL || n_inputs < 1 || n_inputs > most, &context->error, ARGUMENT,
@@ -123,38 +117,32 @@ int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, 
     return status;
 }
 
-int32_t colibri_run_inference(colibri_context *context, const int32_t *input_ids, int32_t n_ids, float *logits)
-{
+int32_t colibri_run_inference(colibri_context *context, const int32_t *input_ids, int32_t n_ids, float *logits) {
     const colibri_input input = {.sequence = 0, .n_ids = n_ids, .ids = input_ids, .n_logits = 1, .logits = logits};
     return colibri_evaluate(context, &input, 1, NULL);
 }
 
-void colibri_cancel(colibri_context *context)
-{
+void colibri_cancel(colibri_context *context) {
     if (context != NULL) atomic_store(&context->cancelled, true);
 }
 
-const colibri_error *colibri_last_error(const colibri_context *context)
-{
+const colibri_error *colibri_last_error(const colibri_context *context) {
     return context == NULL ? NULL : &context->error;
 }
 
-static int32_t check_sequence(const colibri_context *context, const char *name, int32_t sequence, colibri_error *error)
-{
+static int32_t check_sequence(const colibri_context *context, const char *name, int32_t sequence, colibri_error *error) {
     if (sequence >= 0 && sequence < context->params.max_batch) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_ARGUMENT, "%s: expected 0 to %d, found %d", name, context->params.max_batch - 1,
                        sequence);
 }
 
-int32_t colibri_position(const colibri_context *context, int32_t sequence)
-{
+int32_t colibri_position(const colibri_context *context, int32_t sequence) {
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
     TRY(check_sequence(context, "sequence", sequence, NULL));
     return context->cache.lengths[sequence];
 }
 
-int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position)
-{
+int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position) {
     TRY(check_idle(context));
     TRY(check_sequence(context, "sequence", sequence, &context->error));
     FAIL_IF(position < 0 || position > context->cache.lengths[sequence], &context->error, ARGUMENT,
@@ -164,8 +152,7 @@ int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t posit
     return COLIBRI_OK;
 }
 
-int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target)
-{
+int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target) {
     TRY(check_idle(context));
     TRY(check_sequence(context, "source", source, &context->error));
     TRY(check_sequence(context, "target", target, &context->error));
@@ -174,8 +161,7 @@ int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target)
 }
 
 int32_t colibri_sample(colibri_context *context, const float *logits, const colibri_sampling *sampling,
-                       const int32_t *history, int32_t n_history, uint64_t position, int32_t *id)
-{
+                       const int32_t *history, int32_t n_history, uint64_t position, int32_t *id) {
     TRY(check_idle(context));
     colibri_error *const error = &context->error;
     const struct config *const config = &context->model->config;

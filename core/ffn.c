@@ -16,8 +16,7 @@ struct ffn_list {
 };
 
 /* As product_step, but `rows` rows of an item's panels must fit into the scratch; at least 2 do. */
-static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows)
-{
+static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows) {
     const int64_t room = (int64_t)c->scratch_floats / (rows * PANEL_ROWS) & ~(int64_t)1;
     const int32_t step = product_step(c, panels);
     return step < room ? step : (int32_t)room;
@@ -25,8 +24,7 @@ static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows)
 
 /* Biases and activation of gate and up of one row from a column on, as the type of down reads it. */
 static void activate(const struct ffn_list *list, const struct ffn_group *group, int32_t row, float *gate, float *up,
-                     int32_t from, int32_t count)
-{
+                     int32_t from, int32_t count) {
     const struct chunk *const c = list->chunk;
     const struct layer *const layer = &c->model->layers[list->layer];
     const size_t slot = (size_t)(group->first_slot + row);
@@ -47,8 +45,7 @@ static void activate(const struct ffn_list *list, const struct ffn_group *group,
 }
 
 /* A few panels of gate and up of one group. Steps are even, so a q8 group of 32 never spans two items. */
-static void inner_item(void *argument, int32_t item, int32_t worker)
-{
+static void inner_item(void *argument, int32_t item, int32_t worker) {
     const struct ffn_list *const list = argument;
     const struct chunk *const c = list->chunk;
     const struct ffn_group *group = c->groups;
@@ -77,8 +74,7 @@ static void inner_item(void *argument, int32_t item, int32_t worker)
 /* x += what the feed-forward of one row says for `count` columns from `from` on; outputs [slots][width]. What is normalised
  * before it is added goes to h first, which nothing reads any more. */
 static void combine(const struct chunk *c, int32_t row, const float *outputs, int32_t width, int32_t from, int32_t count,
-                    bool experts)
-{
+                    bool experts) {
     const bool later = c->config->post_norm;
     float *const x = (later ? c->h.f32 : c->x) + (size_t)row * (size_t)c->config->n_embd + from;
     const float added = later ? 1 : c->config->residual_scale;
@@ -102,8 +98,7 @@ static void combine(const struct chunk *c, int32_t row, const float *outputs, in
 }
 
 /* A few panels of down of every group. */
-static void down_item(void *argument, int32_t item, int32_t worker)
-{
+static void down_item(void *argument, int32_t item, int32_t worker) {
     const struct ffn_list *const list = argument;
     const struct chunk *const c = list->chunk;
     const int32_t n_embd = c->config->n_embd, panels = (n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
@@ -134,8 +129,7 @@ static void down_item(void *argument, int32_t item, int32_t worker)
     for (int32_t row = 0; row < c->n; row++) combine(c, row, outputs, width, from, count, experts);
 }
 
-static void run_groups(struct chunk *c, int32_t layer)
-{
+static void run_groups(struct chunk *c, int32_t layer) {
     int64_t panels = 0, most_rows = 1, slots = 0;
     int32_t items = 0;
     uint64_t inner_bytes = 0, down_bytes = 0;
@@ -161,14 +155,12 @@ static void run_groups(struct chunk *c, int32_t layer)
     profile_mark(&c->profile, layer, COLIBRI_PHASE_DOWN);
 }
 
-void ffn_dense(struct chunk *c, int32_t layer)
-{
+void ffn_dense(struct chunk *c, int32_t layer) {
     c->groups[0] = (struct ffn_group){&c->model->layers[layer].dense, NULL, c->n, 0, -1};
     c->n_groups = 1;
     run_groups(c, layer);
 }
 
-void ffn_experts(struct chunk *c, int32_t layer)
-{
+void ffn_experts(struct chunk *c, int32_t layer) {
     run_groups(c, layer);
 }

@@ -9,14 +9,12 @@
 
 #include <string.h>
 
-static int32_t cancelled(colibri_error *error)
-{
+static int32_t cancelled(colibri_error *error) {
     return status_fail(error, COLIBRI_ERROR_CANCELLED, "evaluation was cancelled; the sequences are as before it");
 }
 
 /* Reports a finished layer; an answer other than 0, or colibri_cancel, ends the evaluation. */
-static int32_t report_layer(const struct chunk *c, struct watch *watch, colibri_error *error)
-{
+static int32_t report_layer(const struct chunk *c, struct watch *watch, colibri_error *error) {
     const colibri_observer *const o = watch->observer;
     watch->done += (uint64_t)c->n;
     if (atomic_load(watch->cancelled)) return cancelled(error);
@@ -24,8 +22,7 @@ static int32_t report_layer(const struct chunk *c, struct watch *watch, colibri_
     return COLIBRI_OK;
 }
 
-static int32_t report_routing(const struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error)
-{
+static int32_t report_routing(const struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error) {
     const colibri_observer *const o = watch->observer;
     for (int32_t i = 0; i < c->config->n_experts_used; i++) {
         TRACE("layer %d position %d: expert %d weight %.4f", layer, c->positions[0], c->experts[i],
@@ -46,8 +43,7 @@ static int32_t report_routing(const struct chunk *c, int32_t layer, const struct
     return o->routing(o->user, &routing) == 0 ? COLIBRI_OK : cancelled(error);
 }
 
-static void embed_item(void *argument, int32_t row, int32_t worker)
-{
+static void embed_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct chunk *const c = argument;
     float *const x = c->x + (size_t)row * (size_t)c->config->n_embd;
@@ -55,8 +51,7 @@ static void embed_item(void *argument, int32_t row, int32_t worker)
     if (c->config->embed_scale != 1) c->kernels->add_scaled(x, x, c->config->embed_scale - 1, c->config->n_embd);
 }
 
-static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error)
-{
+static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error) {
     const struct layer *const weights = &c->model->layers[layer];
     product_norm(c, c->x, weights->ffn_norm, weights->ffn_norm_bias, c->config->norm_eps, weights->ffn_reads_q8, &c->h);
     profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
@@ -73,8 +68,7 @@ static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *
 }
 
 /* Rows whose logits are wanted are moved to the front of h, normalised, and meet the output head. */
-static void output_head(const struct chunk *c)
-{
+static void output_head(const struct chunk *c) {
     const colibri_model *const model = c->model;
     if (c->n_outputs == 0) return;
     for (int32_t i = 0; i < c->n_outputs; i++) {
@@ -92,8 +86,7 @@ static void output_head(const struct chunk *c)
     }
 }
 
-static int32_t check_logits(const struct chunk *c, colibri_error *error)
-{
+static int32_t check_logits(const struct chunk *c, colibri_error *error) {
     for (int32_t i = 0; i < c->n_outputs; i++) {
         if (c->kernels->all_finite(c->outputs[i], c->config->n_vocab)) continue;
         return status_fail(error, COLIBRI_ERROR_NUMERIC,
@@ -104,8 +97,7 @@ static int32_t check_logits(const struct chunk *c, colibri_error *error)
     return COLIBRI_OK;
 }
 
-int32_t forward(struct chunk *c, struct watch *watch, colibri_error *error)
-{
+int32_t forward(struct chunk *c, struct watch *watch, colibri_error *error) {
     threads_run(c->threads, embed_item, c, c->n, 4 * row_bytes(c->n, c->config->n_embd));
     attention_positions(c);
     profile_mark(&c->profile, c->config->n_layers, COLIBRI_PHASE_EMBED);

@@ -14,8 +14,7 @@ struct head_list {
     size_t x_stride;
 };
 
-static void quantize_item(void *argument, int32_t row, int32_t worker)
-{
+static void quantize_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct head_list *const list = argument;
     const struct chunk *const c = list->chunk;
@@ -29,8 +28,7 @@ static void quantize_item(void *argument, int32_t row, int32_t worker)
 }
 
 /* Each head's own matrix w[h] times its x: from [n][n_heads][x_width] to [n][n_heads][y_width]. */
-static void multiply_heads(const struct chunk *c, const struct matrix *w, float *x, int32_t x_width, float *y, int32_t y_width)
-{
+static void multiply_heads(const struct chunk *c, const struct matrix *w, float *x, int32_t x_width, float *y, int32_t y_width) {
     const int32_t n_heads = c->config->n_heads;
     const size_t q8_bytes = q8_row_bytes((size_t)w->cols);
     struct head_list list = {c, w, x, (size_t)x_width};
@@ -49,8 +47,7 @@ struct latent_work {
 };
 
 /* Rotates the leading elements of a row's queries and key, norms its latent, and writes both to the cache. */
-static void prepare_item(void *argument, int32_t row, int32_t worker)
-{
+static void prepare_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct latent_work *const work = argument;
     const struct chunk *const c = work->chunk;
@@ -71,8 +68,7 @@ static void prepare_item(void *argument, int32_t row, int32_t worker)
     cache_write(c->cache, c->sequences[row], work->layer, 0, c->positions[row], key, latent);
 }
 
-void latent_queries(struct chunk *c, int32_t layer)
-{
+void latent_queries(struct chunk *c, int32_t layer) {
     const struct layer *const w = &c->model->layers[layer];
     const struct config *const config = c->config;
     const int32_t key_dim = config_key_dim(config), rope = config->rope_dim;
@@ -96,8 +92,7 @@ void latent_queries(struct chunk *c, int32_t layer)
     profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
 }
 
-void latent_values(const struct chunk *c, int32_t layer)
-{
+void latent_values(const struct chunk *c, int32_t layer) {
     const struct matrix *const up = c->model->layers[layer].heads + c->config->n_heads;
     multiply_heads(c, up, c->q, config_key_dim(c->config), c->attended.f32, c->config->value_dim);
 }

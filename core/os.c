@@ -18,8 +18,7 @@
 #include <unistd.h>
 
 /* Maps a file where huge pages could lie, so that os_make_private can put some there. NULL: errno says why not. */
-static const void *map_aligned(int descriptor, uint64_t bytes)
-{
+static const void *map_aligned(int descriptor, uint64_t bytes) {
     if (bytes > SIZE_MAX - 2 * (uint64_t)OS_HUGE_PAGE) {
         errno = ENOMEM;
         return NULL;
@@ -40,8 +39,7 @@ static const void *map_aligned(int descriptor, uint64_t bytes)
     return NULL;
 }
 
-int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error)
-{
+int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error) {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
     FAIL_IF(descriptor < 0, error, IO, "cannot open model file '%s': %s", path, strerror(errno));
     struct stat status;
@@ -59,8 +57,7 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     return COLIBRI_OK;
 }
 
-void os_unmap_file(struct os_file *file)
-{
+void os_unmap_file(struct os_file *file) {
     if (file->data != NULL) munmap((void *)(uintptr_t)file->data, (size_t)file->bytes);
     file->data = NULL;
     file->bytes = 0;
@@ -70,14 +67,12 @@ void os_unmap_file(struct os_file *file)
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 
-void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes)
-{
+void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes) {
     void *const at = (void *)(uintptr_t)(file->data + from);
     if (madvise(at, (size_t)bytes, MADV_POPULATE_READ) != 0) madvise(at, (size_t)bytes, MADV_WILLNEED);
 }
 
-bool os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes)
-{
+bool os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes) {
     void *const target = (void *)(uintptr_t)(file->data + from);
     const size_t size = ((size_t)bytes + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1), taken = size + OS_HUGE_PAGE;
     uint8_t *const space = mmap(NULL, taken, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -92,15 +87,13 @@ bool os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes)
     return moved;
 }
 
-void os_wipe_private(const struct os_file *file, uint64_t bytes)
-{
+void os_wipe_private(const struct os_file *file, uint64_t bytes) {
     if (bytes == 0) return;
     void *const data = (void *)(uintptr_t)file->data;
     if (mprotect(data, (size_t)bytes, PROT_READ | PROT_WRITE) == 0) os_wipe(data, bytes);
 }
 
-void *os_reserve(uint64_t bytes)
-{
+void *os_reserve(uint64_t bytes) {
     if (bytes == 0 || bytes > SIZE_MAX) return NULL;
     void *const memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
@@ -110,21 +103,18 @@ void *os_reserve(uint64_t bytes)
     return memory;
 }
 
-void os_release(void *memory, uint64_t bytes)
-{
+void os_release(void *memory, uint64_t bytes) {
     if (memory != NULL) munmap(memory, (size_t)bytes);
 }
 
-void os_wipe(void *memory, uint64_t bytes)
-{
+void os_wipe(void *memory, uint64_t bytes) {
     if (memory == NULL) return;
     memset(memory, 0, (size_t)bytes);
     __asm__ volatile("" : : "r"(memory) : "memory"); /* the zeros count as read: the store stays */
 }
 
 /* First number in a file whose line starts with `key` ("" takes the first line); -1 if there is none. */
-static int64_t read_number(const char *path, const char *key)
-{
+static int64_t read_number(const char *path, const char *key) {
     char text[4096];
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) return -1;
@@ -141,8 +131,7 @@ static int64_t read_number(const char *path, const char *key)
 }
 
 /* Path of this process's cgroup below a mount: v2 is the line "0::/path", v1 the line with ":<controller>:". */
-static void cgroup_file(char *path, size_t size, const char *marker, const char *mount, const char *name)
-{
+static void cgroup_file(char *path, size_t size, const char *marker, const char *mount, const char *name) {
     char text[4096] = "";
     const int descriptor = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
     const ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
@@ -155,15 +144,13 @@ static void cgroup_file(char *path, size_t size, const char *marker, const char 
     if (access(path, R_OK) != 0) snprintf(path, size, "%s/%s", mount, name); /* inside a namespace: the root */
 }
 
-static int64_t cgroup_number(const char *marker, const char *mount, const char *name, const char *key)
-{
+static int64_t cgroup_number(const char *marker, const char *mount, const char *name, const char *key) {
     char path[4500];
     cgroup_file(path, sizeof path, marker, mount, name);
     return read_number(path, key);
 }
 
-uint64_t os_available_bytes(void)
-{
+uint64_t os_available_bytes(void) {
     uint64_t available = UINT64_MAX;
     const int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
     if (kib >= 0) available = (uint64_t)kib * 1024;
@@ -185,8 +172,7 @@ uint64_t os_available_bytes(void)
 }
 
 /* The first CPU of the core that a CPU belongs to: its hardware threads are siblings. */
-static int core_leader(int cpu)
-{
+static int core_leader(int cpu) {
     char path[96];
     snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
     const int64_t first = read_number(path, "");
@@ -194,8 +180,7 @@ static int core_leader(int cpu)
 }
 
 /* One allowed CPU of each physical core. */
-static void allowed_cores(cpu_set_t *cores)
-{
+static void allowed_cores(cpu_set_t *cores) {
     cpu_set_t allowed, leaders;
     CPU_ZERO(cores);
     CPU_ZERO(&leaders);
@@ -209,8 +194,7 @@ static void allowed_cores(cpu_set_t *cores)
     }
 }
 
-int32_t os_core_cpu(int32_t index)
-{
+int32_t os_core_cpu(int32_t index) {
     cpu_set_t cores;
     allowed_cores(&cores);
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
@@ -219,8 +203,7 @@ int32_t os_core_cpu(int32_t index)
     return -1;
 }
 
-int32_t os_core_count(void)
-{
+int32_t os_core_count(void) {
     cpu_set_t cores;
     allowed_cores(&cores);
     int64_t count = CPU_COUNT(&cores) > 0 ? CPU_COUNT(&cores) : sysconf(_SC_NPROCESSORS_ONLN);
@@ -240,13 +223,11 @@ int32_t os_core_count(void)
     return count < 1 ? 1 : count > 256 ? 256 : (int32_t)count;
 }
 
-const char *os_environment(const char *name)
-{
+const char *os_environment(const char *name) {
     return getenv(name);
 }
 
-int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, int32_t cpu, void *(*run)(void *), void *argument)
-{
+int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, int32_t cpu, void *(*run)(void *), void *argument) {
     pthread_attr_t attributes;
     pthread_t handle;
     sigset_t all, previous;
@@ -270,25 +251,21 @@ int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, int3
     return COLIBRI_OK;
 }
 
-void os_thread_join(os_thread thread)
-{
+void os_thread_join(os_thread thread) {
     pthread_join((pthread_t)thread.handle, NULL);
 }
 
-int64_t os_process_id(void)
-{
+int64_t os_process_id(void) {
     return getpid();
 }
 
-uint64_t os_clock_ns(void)
-{
+uint64_t os_clock_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-uint64_t os_ticks(void)
-{
+uint64_t os_ticks(void) {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
 #elif defined(__aarch64__)
@@ -300,14 +277,12 @@ uint64_t os_ticks(void)
 #endif
 }
 
-void os_yield(void)
-{
+void os_yield(void) {
     sched_yield();
 }
 
 #ifdef COLIBRI_TRACE
-void os_trace(const char *format, ...)
-{
+void os_trace(const char *format, ...) {
     char line[512];
     va_list arguments;
     va_start(arguments, format);

@@ -2,8 +2,7 @@
 #include "product.h"
 
 struct matmul product(const struct matrix *w, const struct activation *x, const int32_t *rows, int32_t n, float *y,
-                      size_t y_stride)
-{
+                      size_t y_stride) {
     const bool q8 = type_reads_q8(w->type);
     return (struct matmul){
         .w = w,
@@ -17,8 +16,7 @@ struct matmul product(const struct matrix *w, const struct activation *x, const 
     };
 }
 
-int32_t product_step(const struct chunk *chunk, int64_t panels)
-{
+int32_t product_step(const struct chunk *chunk, int64_t panels) {
     const int64_t step = panels / ((int64_t)chunk->threads->n * 8) & ~(int64_t)1;
     return step < 2 ? 2 : step > 16 ? 16 : (int32_t)step;
 }
@@ -28,8 +26,7 @@ struct product_list {
     int32_t step;
 };
 
-static void product_item(void *argument, int32_t item, int32_t worker)
-{
+static void product_item(void *argument, int32_t item, int32_t worker) {
     (void)worker;
     const struct product_list *const list = argument;
     const struct matmul *m = list->chunk->products;
@@ -45,8 +42,7 @@ static void product_item(void *argument, int32_t item, int32_t worker)
     list->chunk->kernels->matmul[m->w->type](&part);
 }
 
-void product_run(const struct chunk *chunk, int32_t count)
-{
+void product_run(const struct chunk *chunk, int32_t count) {
     int64_t panels = 0, items = 0;
     uint64_t bytes = 0;
     for (int32_t i = 0; i < count; i++) {
@@ -66,23 +62,20 @@ struct norm_list {
     const struct activation *to;
 };
 
-static void quantize_row(const struct chunk *chunk, const struct activation *a, int32_t row)
-{
+static void quantize_row(const struct chunk *chunk, const struct activation *a, int32_t row) {
     const int32_t groups = (int32_t)q8_groups((size_t)a->width);
     chunk->kernels->quantize(a->f32 + (size_t)row * (size_t)a->width, a->width, 0, groups,
                              a->q8 + (size_t)row * a->q8_bytes);
 }
 
-void product_norm_row(const struct chunk *chunk, float *out, const float *x, const float *weight, const float *bias, int32_t n, float eps)
-{
+void product_norm_row(const struct chunk *chunk, float *out, const float *x, const float *weight, const float *bias, int32_t n, float eps) {
     const struct kernels *const kernels = chunk->kernels;
     if (bias != NULL) kernels->centre(out, x, n);
     kernels->rms_norm(out, bias != NULL ? out : x, weight, n, eps);
     if (bias != NULL) kernels->add(out, bias, n);
 }
 
-static void norm_item(void *argument, int32_t row, int32_t worker)
-{
+static void norm_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct norm_list *const list = argument;
     const struct chunk *const c = list->chunk;
@@ -92,8 +85,7 @@ static void norm_item(void *argument, int32_t row, int32_t worker)
 }
 
 void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
-                  const struct activation *to)
-{
+                  const struct activation *to) {
     struct norm_list list = {chunk, x, weight, bias, eps, q8, to};
     threads_run(chunk->threads, norm_item, &list, chunk->n, 4 * row_bytes(chunk->n, to->width));
 }
@@ -103,15 +95,13 @@ struct quantize_list {
     const struct activation *activation;
 };
 
-static void quantize_item(void *argument, int32_t row, int32_t worker)
-{
+static void quantize_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct quantize_list *const list = argument;
     quantize_row(list->chunk, list->activation, row);
 }
 
-void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows)
-{
+void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows) {
     struct quantize_list list = {chunk, a};
     threads_run(chunk->threads, quantize_item, &list, rows, 2 * row_bytes(rows, a->width));
 }
@@ -121,8 +111,7 @@ struct residual_list {
     const float *bias, *norm;
 };
 
-static void residual_item(void *argument, int32_t row, int32_t worker)
-{
+static void residual_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct residual_list *const list = argument;
     const struct chunk *const c = list->chunk;
@@ -134,8 +123,7 @@ static void residual_item(void *argument, int32_t row, int32_t worker)
     c->kernels->add_scaled(c->x + at, h, c->config->residual_scale, n_embd);
 }
 
-void product_residual(const struct chunk *chunk, const float *bias, const float *norm)
-{
+void product_residual(const struct chunk *chunk, const float *bias, const float *norm) {
     struct residual_list list = {chunk, bias, norm};
     threads_run(chunk->threads, residual_item, &list, chunk->n, 3 * row_bytes(chunk->n, chunk->config->n_embd));
 }

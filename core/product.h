@@ -8,13 +8,11 @@
 struct matmul product(const struct matrix *w, const struct activation *x, const int32_t *rows, int32_t n, float *y,
                       size_t y_stride);
 /* Bytes that `rows` rows of `width` floats take: the measure of a row-wise work list. */
-static inline uint64_t row_bytes(int32_t rows, int64_t width)
-{
+static inline uint64_t row_bytes(int32_t rows, int64_t width) {
     return (uint64_t)rows * (uint64_t)width * sizeof(float);
 }
 /* Weight bytes of w times rows: the measure of a product. */
-static inline uint64_t product_bytes(const struct matrix *w, int32_t rows)
-{
+static inline uint64_t product_bytes(const struct matrix *w, int32_t rows) {
     return (uint64_t)matrix_panels(w) * panel_bytes(w->type, (uint64_t)w->cols) * (uint64_t)rows;
 }
 /* Does chunk->products [0 … count) as one work list. */

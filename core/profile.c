@@ -8,21 +8,18 @@ static const char *const names[COLIBRI_PHASES] = {
     [COLIBRI_PHASE_OUTPUT] = "output",   [COLIBRI_PHASE_OBSERVER] = "observer", [COLIBRI_PHASE_DELTA] = "delta",
 };
 
-const char *colibri_phase_name(int32_t phase)
-{
+const char *colibri_phase_name(int32_t phase) {
     return phase < 0 || phase >= COLIBRI_PHASES ? NULL : names[phase];
 }
 
-void profile_begin(struct profile *profile, const colibri_profile *out, struct threads *threads)
-{
+void profile_begin(struct profile *profile, const colibri_profile *out, struct threads *threads) {
     *profile = (struct profile){out, threads, 0};
     threads->timed = out != NULL;
     threads->waited = 0;
     if (out != NULL) profile->last = os_clock_ns();
 }
 
-void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase phase)
-{
+void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase phase) {
     if (profile->out == NULL) return;
     const uint64_t now = os_clock_ns();
     const size_t at = (size_t)layer * COLIBRI_PHASES + (size_t)phase;
@@ -32,8 +29,7 @@ void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase pha
     profile->last = now;
 }
 
-void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since)
-{
+void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since) {
     if (profile->out == NULL) return;
     const size_t at = (size_t)layer * (size_t)profile->out->n_experts + (size_t)expert;
     __atomic_fetch_add(&profile->out->expert_ticks[at], os_ticks() - since, __ATOMIC_RELAXED); /* any thread */

@@ -19,8 +19,7 @@ void profile_begin(struct profile *profile, const colibri_profile *out, struct t
 void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase phase);
 
 /* Cycle counter around one expert's work; 0 where nobody asked. */
-static inline uint64_t profile_ticks(const struct profile *profile)
-{
+static inline uint64_t profile_ticks(const struct profile *profile) {
     return profile->out == NULL ? 0 : os_ticks();
 }
 void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since);

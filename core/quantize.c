@@ -32,8 +32,7 @@ INLINE vf nearest(vf v) { return (v + TO_BITS) - TO_BITS; }
 INLINE vf over(vf a, vf b) { const vi sound = b > 1e-30f; return choose(sound, a / choose(sound, b, all(1)), all(0)); }
 
 /* Rounded to the numbers of f16 from 0 on. Its subnormals are multiples of the last bit of floats from 0.5 to 1. */
-INLINE vf as_f16(vf v)
-{
+INLINE vf as_f16(vf v) {
     const vf least = between(v, 0, 65504.0f);
     const vu bits = (vu)least, normal = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
     return choose(least < 0x1p-14f, (least + 0.5f) - 0.5f, (vf)normal);
@@ -53,8 +52,7 @@ struct line { vf scale, min, error; }; /* x = q scale - min, and its weighted sq
 INLINE vf q4_quant(vf x, vf inverse, vf min) { return nearest(between((x + min) * inverse, 0, 15)); }
 
 /* The quants of a group by one scale and minimum, into s. in_range: the caller knows that none needs clipping. */
-INLINE void sum_quants(const vf *x, const vf *cost, vf inverse, vf min, bool in_range, struct sums *s)
-{
+INLINE void sum_quants(const vf *x, const vf *cost, vf inverse, vf min, bool in_range, struct sums *s) {
     s->q = s->qq = s->qx = all(0);
     for (int k = 0; k < GROUP; k++) {
         const vf q = in_range ? nearest((x[k] + min) * inverse) : q4_quant(x[k], inverse, min), cq = cost[k] * q;
@@ -65,8 +63,7 @@ INLINE void sum_quants(const vf *x, const vf *cost, vf inverse, vf min, bool in_
 }
 
 /* The line of least squares through (q, x) with scale and min not negative. */
-INLINE struct line least_squares(const struct sums *s)
-{
+INLINE struct line least_squares(const struct sums *s) {
     const vf det = s->one * s->qq - s->q * s->q;
     const vi sound = det > 1e-5f * s->one * s->qq; /* else all quants are equal */
     const vf a = over(s->one * s->qx - s->x * s->q, det), b = over(s->q * s->qx - s->qq * s->x, det);
@@ -80,8 +77,7 @@ INLINE struct line least_squares(const struct sums *s)
 
 /* The best line for one group among those that begin with its range cut into 12 to 16 steps, then refined: quants by
  * the line, line by the quants. *s: the sums of its quants. */
-static struct line search_line(const vf *x, const vf *cost, struct sums *s)
-{
+static struct line search_line(const vf *x, const vf *cost, struct sums *s) {
     enum { STEPS = 24, REFINEMENTS = 2 };
     vf low = all(0), high = x[0];
     *s = (struct sums){0};
@@ -115,8 +111,7 @@ static struct line search_line(const vf *x, const vf *cost, struct sums *s)
 
 /* The f16 unit whose multiples k[g] = 0 … most come nearest to all targets, each counting by its curvature. Every
  * unit that is exact has a multiple from most / 2 on of the largest target, or its half has. */
-static vf common_unit(int n, const vf *target, const vf *curvature, int most, vf *k)
-{
+static vf common_unit(int n, const vf *target, const vf *curvature, int most, vf *k) {
     vf top = all(0), best = all(0), least = all(FLT_MAX);
     for (int g = 0; g < n; g++) top = larger(top, target[g]);
     const vf smallest = choose(top > 0x1p-25f, all(0x1p-24f), all(0)); /* of f16 */
@@ -136,8 +131,7 @@ static vf common_unit(int n, const vf *target, const vf *curvature, int most, vf
 }
 
 /* First scales: each group's line, rounded to common units; the minima follow the rounded scales. */
-static void first_scales(const struct strip *p, struct sums *s, struct scales *out)
-{
+static void first_scales(const struct strip *p, struct sums *s, struct scales *out) {
     vf target[GROUPS] = {0}, curvature[GROUPS] = {0};
     for (int g = 0; g < GROUPS; g++) {
         target[g] = search_line(p->x + g * GROUP, p->cost + g * GROUP, &s[g]).scale;
@@ -152,8 +146,7 @@ static void first_scales(const struct strip *p, struct sums *s, struct scales *o
     out->dmin = common_unit(GROUPS, target, curvature, 63, out->step + GROUPS);
 }
 
-INLINE vf group_error(const vf *x, const vf *cost, vf scale, vf min)
-{
+INLINE vf group_error(const vf *x, const vf *cost, vf scale, vf min) {
     const vf inverse = over(all(1), scale);
     vf error = all(0);
     for (int k = 0; k < GROUP; k++) {
@@ -165,8 +158,7 @@ INLINE vf group_error(const vf *x, const vf *cost, vf scale, vf min)
 
 /* Moves every sc and m by up to 2 to where the group's error is least, and returns the sum of errors. Larger scales
  * want larger minima, so the two move together or nearly so. */
-static vf improve(const struct strip *p, struct scales *s)
-{
+static vf improve(const struct strip *p, struct scales *s) {
     vf sum = all(0);
     for (int g = 0; g < GROUPS; g++) {
         const vf sc = s->step[g], m = s->step[GROUPS + g];
@@ -187,8 +179,7 @@ static vf improve(const struct strip *p, struct scales *s)
 }
 
 /* d and dmin of least squares for the quants that the scales give now; they stay where that has no answer. */
-static void refit_units(const struct strip *p, struct sums *s, struct scales *t)
-{
+static void refit_units(const struct strip *p, struct sums *s, struct scales *t) {
     vf aa = all(0), ab = aa, bb = aa, ax = aa, bx = aa; /* a = sc q and b = m, weighted */
     for (int g = 0; g < GROUPS; g++) {
         const vf sc = t->step[g], m = t->step[GROUPS + g];
@@ -205,8 +196,7 @@ static void refit_units(const struct strip *p, struct sums *s, struct scales *t)
     t->dmin = choose(both, as_f16(dmin), t->dmin);
 }
 
-static void fit_q4(const struct strip *p, struct scales *best)
-{
+static void fit_q4(const struct strip *p, struct scales *best) {
     struct sums s[GROUPS];
     first_scales(p, s, best);
     const vf error = improve(p, best);
@@ -222,8 +212,7 @@ INLINE vf q6_quant(vf x, vf inverse) { return nearest(between(x * inverse, -32, 
 
 /* The scale of least squares best among those that begin with a run's lowest x at -31.1 to -32.9. *curvature: what the
  * square of an error in it costs. */
-static vf search_scale(const vf *x, const vf *cost, vf *curvature)
-{
+static vf search_scale(const vf *x, const vf *cost, vf *curvature) {
     vf peak = all(0), best = all(0), scale = all(0);
     for (int k = 0; k < RUN; k++) peak = larger(peak, -x[k]);
     *curvature = all(0);
@@ -244,23 +233,20 @@ static vf search_scale(const vf *x, const vf *cost, vf *curvature)
     return scale;
 }
 
-static void fit_q6(const struct strip *p, struct scales *s)
-{
+static void fit_q6(const struct strip *p, struct scales *s) {
     vf scale[RUNS], curvature[RUNS];
     for (int r = 0; r < RUNS; r++) scale[r] = search_scale(p->x + r * RUN, p->cost + r * RUN, &curvature[r]);
     s->d = common_unit(RUNS, scale, curvature, 127, s->step);
 }
 
 /* Integers from 0 to 255, a byte for each lane. */
-INLINE void store_bytes(uint8_t *to, vf v)
-{
+INLINE void store_bytes(uint8_t *to, vf v) {
     const vu bits = (vu)(v + TO_BITS);
     for (int i = 0; i < LANES; i++) to[i] = (uint8_t)bits[i];
 }
 
 int32_t colibri_quantize(int32_t type, int32_t n, const float *weights, const float *costs, float *units, uint8_t *steps,
-                         uint8_t *quants)
-{
+                         uint8_t *quants) {
     const bool q4 = type == 5;
     const size_t stride = (size_t)n;
     if ((!q4 && type != 6) || n < 0 || n % LANES != 0 || !weights || !costs || !units || !steps || !quants) {

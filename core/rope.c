@@ -4,8 +4,7 @@
 
 /* sin and cos of |x| < 2^31: x = k pi/2 + r with pi/2 in two pieces, the first of 33 bits, so that k times it is exact
  * for |k| < 2^20 and wrong by less than 2^-22 beyond; Taylor to r^15 on |r| <= pi/4. */
-static void sine_cosine(double x, double *sine, double *cosine)
-{
+static void sine_cosine(double x, double *sine, double *cosine) {
     const double magic = 6755399441055744.0; /* 1.5 x 2^52: adding it rounds to an integer */
     const double k = (x * 0.63661977236758134308 + magic) - magic;
     const double r = (x - k * 1.57079632673412561417) - k * 6.07710050650619224932e-11;
@@ -19,8 +18,7 @@ static void sine_cosine(double x, double *sine, double *cosine)
     *cosine = quadrant == 0 ? c : quadrant == 1 ? -s : quadrant == 2 ? -c : s;
 }
 
-void rope_table(const float *inv_freq, int32_t n, int32_t position, float scale, float *cosine, float *sine)
-{
+void rope_table(const float *inv_freq, int32_t n, int32_t position, float scale, float *cosine, float *sine) {
     for (int32_t i = 0; i < n; i++) {
         double s, c;
         const float angle = (float)position * inv_freq[i];

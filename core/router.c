@@ -13,14 +13,12 @@ struct router_work {
     const struct layer *weights;
 };
 
-static float sigmoid(const struct chunk *c, float x)
-{
+static float sigmoid(const struct chunk *c, float x) {
     return 1.0f / (1.0f + c->kernels->exp(-x));
 }
 
 /* Takes experts outside the best groups out of the choice. arXiv:2405.04434, arXiv:2412.19437 */
-static void keep_groups(const struct config *config, float *choice, int32_t n_experts)
-{
+static void keep_groups(const struct config *config, float *choice, int32_t n_experts) {
     const int32_t size = n_experts / config->n_expert_groups;
     float scores[CONFIG_MAX_GROUPS];
     int32_t best[2], kept[CONFIG_MAX_GROUPS];
@@ -39,8 +37,7 @@ static void keep_groups(const struct config *config, float *choice, int32_t n_ex
 
 /* Experts one after the other; the weight of each is its share in a softmax over the logits near to its own.
  * arXiv:2409.12136 */
-static void choose_in_turn(const struct chunk *c, const float *logits, int32_t n_experts, float *left, int32_t *experts, float *scores)
-{
+static void choose_in_turn(const struct chunk *c, const float *logits, int32_t n_experts, float *left, int32_t *experts, float *scores) {
     float near[CONFIG_MAX_EXPERTS];
     memcpy(left, logits, (size_t)n_experts * sizeof *left);
     for (int32_t i = 0; i < c->config->n_experts_used; i++) {
@@ -57,8 +54,7 @@ static void choose_in_turn(const struct chunk *c, const float *logits, int32_t n
 }
 
 /* The chosen experts of a row, best first, and their weights. */
-static void choose(const struct chunk *c, const float *bias, const float *logits, int32_t n_experts, int32_t *experts, float *weights)
-{
+static void choose(const struct chunk *c, const float *bias, const float *logits, int32_t n_experts, int32_t *experts, float *weights) {
     const struct config *const config = c->config;
     const int32_t used = config->n_experts_used;
     /* exp is monotone only up to rounding, so the choice is made among scores, as the references do. */
@@ -83,8 +79,7 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
     }
 }
 
-static void route_item(void *argument, int32_t row, int32_t worker)
-{
+static void route_item(void *argument, int32_t row, int32_t worker) {
     (void)worker;
     const struct router_work *const work = argument;
     const struct chunk *const c = work->chunk;
@@ -104,8 +99,7 @@ static void route_item(void *argument, int32_t row, int32_t worker)
 }
 
 /* Counting sort of (row, rank) pairs by expert: slots of one expert are neighbours, in row order. */
-static void group_rows(struct chunk *c, const struct layer *weights)
-{
+static void group_rows(struct chunk *c, const struct layer *weights) {
     const int32_t n_experts = weights->router.rows, pairs = c->n * c->config->n_experts_used;
     int32_t *const first = c->expert_slots;
     memset(first, 0, ((size_t)n_experts + 1) * sizeof *first);
@@ -126,8 +120,7 @@ static void group_rows(struct chunk *c, const struct layer *weights)
     if (c->config->n_ff_shared > 0) c->groups[c->n_groups++] = (struct ffn_group){&weights->shared, NULL, c->n, pairs, -1};
 }
 
-void router_layer(struct chunk *c, int32_t layer)
-{
+void router_layer(struct chunk *c, int32_t layer) {
     const struct layer *const weights = &c->model->layers[layer];
     struct router_work work = {c, weights};
     c->products[0] = product(&weights->router, &c->h, NULL, c->n, c->router_logits, (size_t)weights->router.rows);

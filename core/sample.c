@@ -8,20 +8,17 @@
 #include <math.h>
 #include <string.h>
 
-void sample_layout(struct sampler *sampler, struct arena *arena, int32_t n_vocab)
-{
+void sample_layout(struct sampler *sampler, struct arena *arena, int32_t n_vocab) {
     sampler->weights = arena_take(arena, (uint64_t)n_vocab, sizeof *sampler->weights);
     sampler->ids = arena_take(arena, (uint64_t)n_vocab, sizeof *sampler->ids);
 }
 
-static int32_t check_range(const char *name, double value, bool good, const char *range, colibri_error *error)
-{
+static int32_t check_range(const char *name, double value, bool good, const char *range, colibri_error *error) {
     if (good) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_ARGUMENT, "%s: expected %s, found %g", name, range, value);
 }
 
-int32_t sample_check(const colibri_sampling *s, colibri_error *error)
-{
+int32_t sample_check(const colibri_sampling *s, colibri_error *error) {
     TRY(check_range("temperature", (double)s->temperature, s->temperature >= 0 && isfinite(s->temperature),
                     "a finite number, 0 or more", error));
     TRY(check_range("top_k", s->top_k, s->top_k >= 0, "0 (off) or more", error));
@@ -32,8 +29,7 @@ int32_t sample_check(const colibri_sampling *s, colibri_error *error)
 }
 
 /* Uniform in [0, 1) from (seed, position): two rounds of the finaliser of SplitMix64 (Steele, Lea, Flood, 2014). */
-static double uniform(uint64_t seed, uint64_t position)
-{
+static double uniform(uint64_t seed, uint64_t position) {
     uint64_t z = seed + 0x9e3779b97f4a7c15u * (position + 1);
     for (int round = 0; round < 2; round++) {
         z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
@@ -44,8 +40,7 @@ static double uniform(uint64_t seed, uint64_t position)
 }
 
 /* Copies logits to scratch with the penalty on every id of the history, once each. */
-static void penalise(float *weights, const float *logits, int32_t n, float penalty, const int32_t *history, int32_t n_history)
-{
+static void penalise(float *weights, const float *logits, int32_t n, float penalty, const int32_t *history, int32_t n_history) {
     memcpy(weights, logits, (size_t)n * sizeof *weights);
     if (penalty == 1) return;
     for (int32_t i = 0; i < n_history; i++) {
@@ -56,8 +51,7 @@ static void penalise(float *weights, const float *logits, int32_t n, float penal
 
 /* Cuts the candidates, sorted or not, to the smallest set of best ones that holds top_p of the mass; returns how many
  * stay, sorted. weights are unnormalised, `sum` is theirs over all candidates. */
-static int32_t cut_top_p(const float *weights, int32_t *ids, int32_t n, bool sorted, double sum, double top_p)
-{
+static int32_t cut_top_p(const float *weights, int32_t *ids, int32_t n, bool sorted, double sum, double top_p) {
     if (!sorted) {
         /* Candidates below (1 - top_p) / n of the mass cannot be needed: all of them together hold less than the rest. */
         const double least = sum * (1 - top_p) / n;
@@ -76,16 +70,14 @@ static int32_t cut_top_p(const float *weights, int32_t *ids, int32_t n, bool sor
     return n;
 }
 
-static double sum_of(const float *weights, const int32_t *ids, int32_t n)
-{
+static double sum_of(const float *weights, const int32_t *ids, int32_t n) {
     double sum = 0;
     for (int32_t i = 0; i < n; i++) sum += (double)weights[ids[i]];
     return sum;
 }
 
 /* -infinity masks an id; NaN, +infinity, or nothing left to draw are errors. */
-static int32_t check_logits(const struct kernels *kernels, const float *logits, int32_t n, colibri_error *error)
-{
+static int32_t check_logits(const struct kernels *kernels, const float *logits, int32_t n, colibri_error *error) {
     if (kernels->all_finite(logits, n)) return COLIBRI_OK;
     bool some = false;
     for (int32_t i = 0; i < n; i++) {
@@ -98,8 +90,7 @@ static int32_t check_logits(const struct kernels *kernels, const float *logits, 
 
 int32_t sample_draw(const struct sampler *sampler, const struct kernels *kernels, const float *logits, int32_t n_used,
                     const colibri_sampling *s, const int32_t *history, int32_t n_history,
-                    uint64_t position, int32_t *id, colibri_error *error)
-{
+                    uint64_t position, int32_t *id, colibri_error *error) {
     float *const weights = sampler->weights;
     int32_t *const ids = sampler->ids;
     TRY(check_logits(kernels, logits, n_used, error));

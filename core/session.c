@@ -4,16 +4,14 @@
 #include <inttypes.h>
 #include <string.h>
 
-static int32_t check_count(const char *name, int64_t value, int64_t max, colibri_error *error)
-{
+static int32_t check_count(const char *name, int64_t value, int64_t max, colibri_error *error) {
     if (value >= 1 && value <= max) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_ARGUMENT, "%s: expected 1 to %" PRId64 ", found %" PRId64, name, max, value);
 }
 
 enum { MAX_BATCH = 4096, MAX_CHUNK = 4096, MAX_CONTEXT = 1 << 30 };
 
-static int32_t check_params(const colibri_params *p, colibri_error *error)
-{
+static int32_t check_params(const colibri_params *p, colibri_error *error) {
     TRY(check_count("context", p->context, MAX_CONTEXT, error));
     TRY(check_count("max_batch", p->max_batch, MAX_BATCH, error));
     TRY(check_count("threads", p->threads, THREADS_MAX, error));
@@ -25,16 +23,14 @@ static int32_t check_params(const colibri_params *p, colibri_error *error)
 }
 
 /* Rows that a chunk can hold at most: buffers for more would never be used. */
-static int32_t usable_chunk(const colibri_params *p)
-{
+static int32_t usable_chunk(const colibri_params *p) {
     const int64_t rows = (int64_t)p->context * p->max_batch;
     return rows < p->chunk ? (int32_t)rows : p->chunk;
 }
 
 /* The one layout of a context. Counting fills the plan; with a base it hands the pieces out. */
 static void layout(const colibri_model *model, const colibri_params *p, colibri_context *context, struct arena *arena,
-                   void **stacks, colibri_memory_plan *plan)
-{
+                   void **stacks, colibri_memory_plan *plan) {
     uint64_t mark = arena->used;
     arena_take(arena, 1, sizeof *context);
     context->lengths_before = arena_take(arena, (uint64_t)p->max_batch, sizeof(int32_t));
@@ -61,8 +57,7 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     plan->total_bytes = plan->weights_mapped + plan->weights_resident + plan->model + plan->context_bytes;
 }
 
-int32_t colibri_plan(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error)
-{
+int32_t colibri_plan(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error) {
     FAIL_IF(model == NULL || p == NULL || plan == NULL, error, ARGUMENT,
             "colibri_plan: expected a model, parameters and a place for the plan");
     struct arena arena = {0};
@@ -77,8 +72,7 @@ int32_t colibri_plan(const colibri_model *model, const colibri_params *p, colibr
 }
 
 /* The memory a context will live in: the caller's or a new reservation, refused early if it cannot become real. */
-static int32_t find_memory(const colibri_params *p, uint64_t bytes, void **memory, colibri_error *error)
-{
+static int32_t find_memory(const colibri_params *p, uint64_t bytes, void **memory, colibri_error *error) {
     if (p->memory != NULL) {
         *memory = p->memory;
         if (p->memory_bytes >= bytes) return COLIBRI_OK;
@@ -98,8 +92,7 @@ static int32_t find_memory(const colibri_params *p, uint64_t bytes, void **memor
                        bytes, p->context, p->max_batch, p->chunk, available);
 }
 
-int32_t colibri_default_params(const colibri_model *model, colibri_params *params)
-{
+int32_t colibri_default_params(const colibri_model *model, colibri_params *params) {
     if (model == NULL || params == NULL) return COLIBRI_ERROR_ARGUMENT;
     const int32_t trained = model->config.context_length, context = trained < 4096 ? trained : 4096;
     *params = (colibri_params){
@@ -111,8 +104,7 @@ int32_t colibri_default_params(const colibri_model *model, colibri_params *param
     return COLIBRI_OK;
 }
 
-int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_context **out, colibri_error *error)
-{
+int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_context **out, colibri_error *error) {
     if (out != NULL) *out = NULL;
     FAIL_IF(model == NULL || out == NULL, error, ARGUMENT, "colibri_init: expected a model and a place for the context");
     colibri_params defaults;
@@ -147,8 +139,7 @@ int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_cont
     return status;
 }
 
-void colibri_free(colibri_context *context)
-{
+void colibri_free(colibri_context *context) {
     if (context == NULL) return;
     colibri_model *const model = context->model;
     const struct cache cache = context->cache;

@@ -4,8 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-int32_t status_fail(colibri_error *error, int32_t status, const char *format, ...)
-{
+int32_t status_fail(colibri_error *error, int32_t status, const char *format, ...) {
     if (error == NULL) return status;
     va_list arguments;
     va_start(arguments, format);
@@ -15,13 +14,11 @@ int32_t status_fail(colibri_error *error, int32_t status, const char *format, ..
     return status;
 }
 
-const char *colibri_version(void)
-{
+const char *colibri_version(void) {
     return COLIBRI_VERSION;
 }
 
-const char *colibri_status_text(int32_t status)
-{
+const char *colibri_status_text(int32_t status) {
     switch (status) {
     case COLIBRI_OK: return "ok";
     case COLIBRI_ERROR_ARGUMENT: return "argument out of range";

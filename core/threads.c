@@ -6,8 +6,7 @@
 
 enum { ITEM_BITS = 24, GENERATION_SHIFT = 48, SPINS_BEFORE_YIELD = 2000, SPINS_BEFORE_PARK = 60000 };
 
-static inline void relax(void)
-{
+static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -15,14 +14,12 @@ static inline void relax(void)
 #endif
 }
 
-static inline uint64_t generation(uint64_t ticket)
-{
+static inline uint64_t generation(uint64_t ticket) {
     return ticket >> GENERATION_SHIFT;
 }
 
 /* Draws and does items until none is left; returns the generation that was worked on. */
-static uint64_t work_off(struct threads *threads, int32_t worker)
-{
+static uint64_t work_off(struct threads *threads, int32_t worker) {
     const uint64_t mask = ((uint64_t)1 << ITEM_BITS) - 1;
     for (;;) {
         const uint64_t ticket = atomic_fetch_add(&threads->ticket, 1);
@@ -33,8 +30,7 @@ static uint64_t work_off(struct threads *threads, int32_t worker)
     }
 }
 
-static void wait_for_work(struct threads *threads, uint64_t seen)
-{
+static void wait_for_work(struct threads *threads, uint64_t seen) {
     for (int32_t spin = 0; spin < SPINS_BEFORE_PARK; spin++) {
         if (generation(atomic_load(&threads->ticket)) != seen || atomic_load(&threads->stop)) return;
         if (spin % SPINS_BEFORE_YIELD == SPINS_BEFORE_YIELD - 1) os_yield();
@@ -49,30 +45,26 @@ static void wait_for_work(struct threads *threads, uint64_t seen)
     pthread_mutex_unlock(&threads->mutex);
 }
 
-static void *worker(void *argument)
-{
+static void *worker(void *argument) {
     struct threads *const threads = argument;
     const int32_t number = atomic_fetch_add(&threads->numbered, 1) + 1;
     while (!atomic_load(&threads->stop)) wait_for_work(threads, work_off(threads, number));
     return NULL;
 }
 
-static void wake_parked(struct threads *threads)
-{
+static void wake_parked(struct threads *threads) {
     if (atomic_load(&threads->parked) == 0) return;
     pthread_mutex_lock(&threads->mutex);
     pthread_cond_broadcast(&threads->wake);
     pthread_mutex_unlock(&threads->mutex);
 }
 
-void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks)
-{
+void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks) {
     threads->workers = arena_take(arena, (uint64_t)(n - 1), sizeof(os_thread));
     *stacks = arena_take(arena, (uint64_t)(n - 1), THREADS_STACK);
 }
 
-int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks, colibri_error *error)
-{
+int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks, colibri_error *error) {
     threads->n = n;
     threads->process = os_process_id();
     threads->started = 0;
@@ -103,8 +95,7 @@ int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks
     return COLIBRI_OK;
 }
 
-void threads_stop(struct threads *threads)
-{
+void threads_stop(struct threads *threads) {
     if (threads->process != os_process_id()) return; /* forked: nobody to join, and the lock may be held for ever */
     atomic_store(&threads->stop, true);
     wake_parked(threads);
@@ -114,8 +105,7 @@ void threads_stop(struct threads *threads)
     pthread_mutex_destroy(&threads->mutex);
 }
 
-void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes)
-{
+void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes) {
     if (items <= 0) return;
     if (threads->n == 1 || items == 1 || bytes < THREADS_GRAIN || threads->process != os_process_id()) {
         for (int32_t item = 0; item < items; item++) work(argument, item, 0);

@@ -15,15 +15,13 @@ struct binder {
     int32_t layer;     /* -1 outside layers */
 };
 
-static void expected_name(const struct binder *b, const char *name, char *text, size_t size)
-{
+static void expected_name(const struct binder *b, const char *name, char *text, size_t size) {
     if (b->layer < 0) snprintf(text, size, "%s", name);
     else snprintf(text, size, "layers.%d.%s", b->layer, name);
 }
 
 static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t rows, uint64_t cols,
-                    struct container_entry *entry)
-{
+                    struct container_entry *entry) {
     char expected[CONTAINER_NAME_BYTES];
     expected_name(b, name, expected, sizeof expected);
     FAIL_IF(b->next >= b->container->n_entries, b->error, FORMAT, "tensor '%s' is missing: the directory ends before it",
@@ -39,8 +37,7 @@ static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t r
     return COLIBRI_OK;
 }
 
-static int32_t check_bytes(struct binder *b, const struct container_entry *entry, uint64_t bytes)
-{
+static int32_t check_bytes(struct binder *b, const struct container_entry *entry, uint64_t bytes) {
     if (entry->bytes == bytes) return COLIBRI_OK;
     return status_fail(b->error, COLIBRI_ERROR_FORMAT,
                        "tensor '%s' (types %d %d %d): expected %" PRIu64 " bytes, found %" PRIu64
@@ -49,21 +46,18 @@ static int32_t check_bytes(struct binder *b, const struct container_entry *entry
 }
 
 /* Bytes of a matrix, 0 for an unknown type. Rows and cols are below 2^32 and a panel's factor below 2^7: no overflow. */
-static uint64_t matrix_bytes(int type, uint64_t rows, uint64_t cols)
-{
+static uint64_t matrix_bytes(int type, uint64_t rows, uint64_t cols) {
     return (rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_bytes(type, cols);
 }
 
-static int32_t check_type(struct binder *b, const struct container_entry *entry, int type)
-{
+static int32_t check_type(struct binder *b, const struct container_entry *entry, int type) {
     if (panel_bytes(type, 1) != 0) return COLIBRI_OK;
     return status_fail(b->error, COLIBRI_ERROR_UNSUPPORTED,
                        "tensor '%s' has weight type %d, which this version (" COLIBRI_VERSION ") does not know", entry->name,
                        type);
 }
 
-static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, const float **vector)
-{
+static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, const float **vector) {
     struct container_entry entry;
     TRY(take(b, name, KIND_VECTOR, 1, (uint64_t)cols, &entry));
     if (entry.types[0] != TYPE_F32) return check_type(b, &entry, 0);
@@ -72,8 +66,7 @@ static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, con
     return COLIBRI_OK;
 }
 
-static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int64_t cols, struct matrix *matrix)
-{
+static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int64_t cols, struct matrix *matrix) {
     struct container_entry entry;
     TRY(take(b, name, KIND_MATRIX, (uint64_t)rows, (uint64_t)cols, &entry));
     TRY(check_type(b, &entry, entry.types[0]));
@@ -82,16 +75,14 @@ static int32_t bind_matrix(struct binder *b, const char *name, int64_t rows, int
     return COLIBRI_OK;
 }
 
-static int32_t bind_norm(struct binder *b, const char *name, const struct config *c, const float **weight, const float **bias)
-{
+static int32_t bind_norm(struct binder *b, const char *name, const struct config *c, const float **weight, const float **bias) {
     char bias_name[CONTAINER_NAME_BYTES];
     snprintf(bias_name, sizeof bias_name, "%s_bias", name);
     TRY(bind_vector(b, name, c->n_embd, weight));
     return c->layer_norm ? bind_vector(b, bias_name, c->n_embd, bias) : COLIBRI_OK;
 }
 
-static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int64_t n_embd, struct ffn_weights *ffn)
-{
+static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int64_t n_embd, struct ffn_weights *ffn) {
     char name[CONTAINER_NAME_BYTES];
     snprintf(name, sizeof name, "%s_gate", prefix);
     TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->gate));
@@ -101,8 +92,7 @@ static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int6
     return bind_matrix(b, name, n_embd, n_ff, &ffn->down);
 }
 
-static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_t n_embd, struct ffn_weights *expert)
-{
+static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_t n_embd, struct ffn_weights *expert) {
     struct container_entry entry;
     char name[32];
     snprintf(name, sizeof name, "experts.%d", index);
@@ -120,8 +110,7 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     return COLIBRI_OK;
 }
 
-static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64_t rows, int64_t cols, struct matrix *heads)
-{
+static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64_t rows, int64_t cols, struct matrix *heads) {
     char name[CONTAINER_NAME_BYTES];
     for (int32_t h = 0; h < n; h++) {
         snprintf(name, sizeof name, "%s.%d", prefix, h);
@@ -130,8 +119,7 @@ static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64
     return COLIBRI_OK;
 }
 
-static int32_t bind_latent(struct binder *b, const struct config *c, struct layer *layer)
-{
+static int32_t bind_latent(struct binder *b, const struct config *c, struct layer *layer) {
     if (c->q_latent_dim) {
         TRY(bind_matrix(b, "attn_q_latent", c->q_latent_dim, c->n_embd, &layer->q_latent));
         TRY(bind_vector(b, "attn_q_latent_norm", c->q_latent_dim, &layer->q_norm));
@@ -143,8 +131,7 @@ static int32_t bind_latent(struct binder *b, const struct config *c, struct laye
     return bind_heads(b, "attn_v_up", c->n_heads, c->value_dim, c->kv_latent_dim, layer->heads + c->n_heads);
 }
 
-static int32_t bind_grouped(struct binder *b, const struct config *c, struct layer *layer)
-{
+static int32_t bind_grouped(struct binder *b, const struct config *c, struct layer *layer) {
     const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
     TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &layer->q));
     TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &layer->k));
@@ -162,8 +149,7 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct lay
     return COLIBRI_OK;
 }
 
-static int32_t bind_delta(struct binder *b, const struct config *c, struct layer *layer)
-{
+static int32_t bind_delta(struct binder *b, const struct config *c, struct layer *layer) {
     const int64_t channels = config_channels(c), values = (int64_t)c->delta_heads * c->delta_value_dim;
     TRY(bind_matrix(b, "delta_qkv", channels, c->n_embd, &layer->q));
     TRY(bind_matrix(b, "delta_gate", values, c->n_embd, &layer->gate));
@@ -176,8 +162,7 @@ static int32_t bind_delta(struct binder *b, const struct config *c, struct layer
     return bind_matrix(b, "delta_out", c->n_embd, values, &layer->out);
 }
 
-static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer)
-{
+static int32_t bind_attention(struct binder *b, const struct config *c, struct layer *layer) {
     TRY(bind_norm(b, "attn_norm", c, &layer->attn_norm, &layer->attn_norm_bias));
     if (c->mixer[b->layer] == 1) return bind_delta(b, c, layer);
     TRY(c->kv_latent_dim ? bind_latent(b, c, layer) : bind_grouped(b, c, layer));
@@ -189,8 +174,7 @@ static int32_t bind_attention(struct binder *b, const struct config *c, struct l
 }
 
 static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_experts, struct layer *layer,
-                          struct ffn_weights *experts)
-{
+                          struct ffn_weights *experts) {
     TRY(bind_attention(b, c, layer));
     TRY(bind_norm(b, "ffn_norm", c, &layer->ffn_norm, &layer->ffn_norm_bias));
     if (c->post_norm) TRY(bind_vector(b, "ffn_post_norm", c->n_embd, &layer->ffn_post_norm));
@@ -212,28 +196,24 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
     return COLIBRI_OK;
 }
 
-static bool reads_q8(const struct ffn_weights *ffn)
-{
+static bool reads_q8(const struct ffn_weights *ffn) {
     return type_reads_q8(ffn->gate.type) || type_reads_q8(ffn->up.type);
 }
 
-static bool layer_reads_q8(const struct layer *layer, int32_t n_experts)
-{
+static bool layer_reads_q8(const struct layer *layer, int32_t n_experts) {
     bool q8 = reads_q8(&layer->dense) || reads_q8(&layer->shared);
     for (int32_t e = 0; e < n_experts; e++) q8 = q8 || reads_q8(&layer->experts[e]);
     return q8;
 }
 
-static bool layer_down_reads_f32(const struct layer *layer, int32_t n_experts)
-{
+static bool layer_down_reads_f32(const struct layer *layer, int32_t n_experts) {
     bool f32 = layer->dense.down.data != NULL && !type_reads_q8(layer->dense.down.type);
     f32 = f32 || (layer->shared.down.data != NULL && !type_reads_q8(layer->shared.down.type));
     for (int32_t e = 0; e < n_experts; e++) f32 = f32 || !type_reads_q8(layer->experts[e].down.type);
     return f32;
 }
 
-static int32_t bind_model(colibri_model *model, colibri_error *error)
-{
+static int32_t bind_model(colibri_model *model, colibri_error *error) {
     const struct config *const c = &model->config;
     const struct container *const container = &model->container;
     const uint64_t data = (uint64_t)(container->directory - container->file.data) +
@@ -264,8 +244,7 @@ static int32_t bind_model(colibri_model *model, colibri_error *error)
     return COLIBRI_OK;
 }
 
-static int32_t choose_kernels(const struct kernels **chosen, colibri_error *error)
-{
+static int32_t choose_kernels(const struct kernels **chosen, colibri_error *error) {
     const char *const forced = os_environment("COLIBRI_ISA");
     char names[128] = "";
     bool usable = false;
@@ -279,8 +258,7 @@ static int32_t choose_kernels(const struct kernels **chosen, colibri_error *erro
                        "COLIBRI_ISA=%.40s is not a kernel set of this machine; expected one of: %s", forced, names);
 }
 
-static void *take_layers(struct arena *arena, const struct config *config, colibri_model *model)
-{
+static void *take_layers(struct arena *arena, const struct config *config, colibri_model *model) {
     uint64_t n_experts = 0;
     const uint64_t n_heads = config->kv_latent_dim ? 2 * (uint64_t)config->n_heads : 0;
     for (int32_t layer = 0; layer < config->n_layers; layer++) n_experts += (uint64_t)config->n_experts[layer];
@@ -296,8 +274,7 @@ static void *take_layers(struct arena *arena, const struct config *config, colib
     return self;
 }
 
-static void fill_info(colibri_model *model, uint64_t model_bytes)
-{
+static void fill_info(colibri_model *model, uint64_t model_bytes) {
     const struct config *const c = &model->config;
     model->info = (colibri_model_info){
         .n_vocab = c->n_vocab,
@@ -315,8 +292,7 @@ static void fill_info(colibri_model *model, uint64_t model_bytes)
     };
 }
 
-int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error)
-{
+int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error) {
     if (out != NULL) *out = NULL;
     FAIL_IF(path == NULL || out == NULL, error, ARGUMENT, "colibri_open: expected a path and a place for the model");
     const struct kernels *kernels;
@@ -353,8 +329,7 @@ int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error
 
 enum { FETCH_STEP = 16 * OS_HUGE_PAGE }; /* between two reports of progress; the extra memory that a copy takes */
 
-static int32_t check_fetch(const colibri_model *model, int32_t residency, colibri_error *error)
-{
+static int32_t check_fetch(const colibri_model *model, int32_t residency, colibri_error *error) {
     const uint64_t needed = model->container.file.bytes, available = os_available_bytes();
     FAIL_IF(residency != COLIBRI_MAPPED && residency != COLIBRI_RESIDENT, error, ARGUMENT,
             "residency: expected %d (mapped) or %d (resident), found %d", COLIBRI_MAPPED, COLIBRI_RESIDENT, residency);
@@ -365,8 +340,7 @@ static int32_t check_fetch(const colibri_model *model, int32_t residency, colibr
 }
 
 static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
-                     void *user, colibri_error *error)
-{
+                     void *user, colibri_error *error) {
     const struct os_file *const file = &model->container.file;
     TRY(check_fetch(model, residency, error));
     for (uint64_t done = 0; done < file->bytes;) {
@@ -387,8 +361,7 @@ static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress
 }
 
 int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
-                      void *user, colibri_error *error)
-{
+                      void *user, colibri_error *error) {
     FAIL_IF(model == NULL, error, ARGUMENT, "colibri_fetch: expected a model");
     FAIL_IF(atomic_exchange(&model->fetching, true), error, ARGUMENT,
             "colibri_fetch runs already on this model; wait for it");
@@ -399,8 +372,7 @@ int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progres
     return status;
 }
 
-void colibri_close(colibri_model *model)
-{
+void colibri_close(colibri_model *model) {
     if (model == NULL || atomic_fetch_sub(&model->references, 1) > 1) return;
     os_wipe_private(&model->container.file, atomic_load(&model->private_bytes));
     const uint64_t bytes = model->info.model_bytes;
@@ -409,7 +381,6 @@ void colibri_close(colibri_model *model)
     os_release(model, bytes);
 }
 
-const colibri_model_info *colibri_info(const colibri_model *model)
-{
+const colibri_model_info *colibri_info(const colibri_model *model) {
     return model == NULL ? NULL : &model->info;
 }

@@ -45,8 +45,7 @@
 /* ---- reductions ---------------------------------------------------------------------------------------------- */
 
 /* 32 lanes to one: 32 -> 16 -> 8 -> 4 -> 2 -> 1, lane i takes lane i + half. */
-INLINE float fold_add(vf low, vf high)
-{
+INLINE float fold_add(vf low, vf high) {
     float lane[16];
     vf_store(lane, vf_add(low, high));
     for (int half = 8; half > 0; half /= 2) {
@@ -55,8 +54,7 @@ INLINE float fold_add(vf low, vf high)
     return lane[0];
 }
 
-INLINE float fold_max(vf v)
-{
+INLINE float fold_max(vf v) {
     float lane[16];
     vf_store(lane, v);
     for (int half = 8; half > 0; half /= 2) {
@@ -66,33 +64,28 @@ INLINE float fold_max(vf v)
 }
 
 /* Up to 16 floats, zeros behind them. */
-INLINE vf load_tail(const float *x, int32_t n)
-{
+INLINE vf load_tail(const float *x, int32_t n) {
     float lane[16] = {0};
     memcpy(lane, x, (size_t)n * sizeof *x);
     return vf_load(lane);
 }
 
-INLINE void store_tail(float *y, vf v, int32_t n)
-{
+INLINE void store_tail(float *y, vf v, int32_t n) {
     float lane[16];
     vf_store(lane, v);
     memcpy(y, lane, (size_t)n * sizeof *y);
 }
 
-INLINE vf load_at(const float *x, int32_t i, int32_t n)
-{
+INLINE vf load_at(const float *x, int32_t i, int32_t n) {
     return n - i >= 16 ? vf_load(x + i) : n > i ? load_tail(x + i, n - i) : vf_set1(0);
 }
 
-INLINE void store_at(float *y, int32_t i, int32_t n, vf v)
-{
+INLINE void store_at(float *y, int32_t i, int32_t n, vf v) {
     if (n - i >= 16) vf_store(y + i, v);
     else store_tail(y + i, v, n - i);
 }
 
-INLINE float kernel_dot(const float *a, const float *b, int32_t n)
-{
+INLINE float kernel_dot(const float *a, const float *b, int32_t n) {
     vf low = vf_set1(0), high = vf_set1(0);
     for (int32_t i = 0; i < n; i += 32) {
         low = vf_fma(load_at(a, i, n), load_at(b, i, n), low);
@@ -105,8 +98,7 @@ INLINE float kernel_dot(const float *a, const float *b, int32_t n)
 
 /* e^x: x = n ln 2 + r with |r| <= ln 2 / 2, Taylor to r^7 (relative error below 1e-7). Saturates at both ends so that
  * the result stays a normal number; NaN stays NaN. */
-INLINE vf vf_exp(vf x)
-{
+INLINE vf vf_exp(vf x) {
     const vf magic = vf_set1(12582912.0f); /* 1.5 x 2^23: adding it rounds to an integer */
     x = vf_min(vf_set1(88.0f), vf_max(vf_set1(-86.6f), x));
     const vf n = vf_sub(vf_fma(x, vf_set1(1.44269504088896341f), magic), magic);
@@ -123,30 +115,26 @@ INLINE vf vf_exp(vf x)
     return vf_times_pow2(p, n);
 }
 
-static float kernel_exp(float x)
-{
+static float kernel_exp(float x) {
     float lane[16];
     vf_store(lane, vf_exp(vf_set1(x)));
     return lane[0];
 }
 
 /* a sigmoid(x) */
-INLINE vf vf_sigmoid_mul(vf a, vf x)
-{
+INLINE vf vf_sigmoid_mul(vf a, vf x) {
     return vf_div(a, vf_add(vf_set1(1), vf_exp(vf_sub(vf_set1(0), x))));
 }
 
 /* ln(1 + e^x) = max(x, 0) + 2 artanh(s), s = u / (2 + u), u = e^-|x|: series to s^15 (relative error below 1e-8). */
-INLINE vf vf_softplus(vf x)
-{
+INLINE vf vf_softplus(vf x) {
     const vf u = vf_exp(vf_min(x, vf_sub(vf_set1(0), x))), s = vf_div(u, vf_add(vf_set1(2), u)), z = vf_mul(s, s);
     vf p = vf_set1(2.0f / 15);
     for (int i = 13; i > 0; i -= 2) p = vf_fma(p, z, vf_set1(2.0f / (float)i));
     return vf_fma(p, s, vf_max(x, vf_set1(0)));
 }
 
-static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset)
-{
+static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset) {
     const vf zero = vf_set1(0), factor = vf_set1(alpha);
     const vf most = vf_set1(limit > 0 ? limit : __builtin_inff()), least = vf_sub(zero, most);
     const vf added = vf_set1(offset == 0 ? -0.0f : offset); /* the one number that adds nothing, not even a sign */
@@ -157,13 +145,11 @@ static void kernel_silu_mul(float *gate, const float *up, int32_t n, float limit
     }
 }
 
-static void kernel_sigmoid_mul(float *y, const float *x, int32_t n)
-{
+static void kernel_sigmoid_mul(float *y, const float *x, int32_t n) {
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_sigmoid_mul(load_at(y, i, n), load_at(x, i, n)));
 }
 
-INLINE float largest(const float *x, int32_t n)
-{
+INLINE float largest(const float *x, int32_t n) {
     vf most = vf_set1(x[0]);
     for (int32_t i = 0; i < n; i += 16) {
         most = vf_max(n - i < 16 ? vf_first(load_at(x, i, n), n - i, x[0]) : vf_load(x + i), most);
@@ -171,16 +157,14 @@ INLINE float largest(const float *x, int32_t n)
     return fold_max(most);
 }
 
-static int32_t kernel_argmax(const float *x, int32_t n)
-{
+static int32_t kernel_argmax(const float *x, int32_t n) {
     const float most = largest(x, n);
     int32_t i = 0;
     while (i < n - 1 && x[i] != most) i++;
     return i;
 }
 
-static void kernel_softmax(float *x, int32_t n)
-{
+static void kernel_softmax(float *x, int32_t n) {
     vf low = vf_set1(0), high = vf_set1(0);
     const vf max = vf_set1(largest(x, n));
     for (int32_t i = 0; i < n; i += 16) {
@@ -196,8 +180,7 @@ static void kernel_softmax(float *x, int32_t n)
 
 /* ---- element by element -------------------------------------------------------------------------------------- */
 
-static void kernel_rms_norm(float *out, const float *x, const float *weight, int32_t n, float eps)
-{
+static void kernel_rms_norm(float *out, const float *x, const float *weight, int32_t n, float eps) {
     const float mean = kernel_dot(x, x, n) / (float)n;
     const vf scale = vf_set1(1.0f / __builtin_sqrtf(mean + eps));
     for (int32_t i = 0; i < n; i += 16) {
@@ -206,8 +189,7 @@ static void kernel_rms_norm(float *out, const float *x, const float *weight, int
     }
 }
 
-static void kernel_soft_cap(float *x, float cap, int32_t n)
-{
+static void kernel_soft_cap(float *x, float cap, int32_t n) {
     const vf most = vf_set1(cap), twice = vf_set1(2 * cap), slope = vf_set1(2 / cap);
     for (int32_t i = 0; i < n; i += 16) {
         const vf e = vf_exp(vf_mul(slope, load_at(x, i, n)));
@@ -215,8 +197,7 @@ static void kernel_soft_cap(float *x, float cap, int32_t n)
     }
 }
 
-static void kernel_centre(float *out, const float *x, int32_t n)
-{
+static void kernel_centre(float *out, const float *x, int32_t n) {
     vf low = vf_set1(0), high = vf_set1(0);
     for (int32_t i = 0; i < n; i += 32) {
         low = vf_add(load_at(x, i, n), low);
@@ -226,8 +207,7 @@ static void kernel_centre(float *out, const float *x, int32_t n)
     for (int32_t i = 0; i < n; i += 16) store_at(out, i, n, vf_sub(load_at(x, i, n), mean));
 }
 
-static void kernel_rotate(float *x, const float *cosine, const float *sine, int32_t dim)
-{
+static void kernel_rotate(float *x, const float *cosine, const float *sine, int32_t dim) {
     const int32_t half = dim / 2;
     for (int32_t i = 0; i < half; i += 16) {
         const vf a = load_at(x, i, half), b = load_at(x + half, i, half);
@@ -237,26 +217,22 @@ static void kernel_rotate(float *x, const float *cosine, const float *sine, int3
     }
 }
 
-static void kernel_add(float *y, const float *x, int32_t n)
-{
+static void kernel_add(float *y, const float *x, int32_t n) {
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_add(load_at(y, i, n), load_at(x, i, n)));
 }
 
-static void kernel_add_scaled(float *y, const float *x, float a, int32_t n)
-{
+static void kernel_add_scaled(float *y, const float *x, float a, int32_t n) {
     const vf factor = vf_set1(a);
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_fma(factor, load_at(x, i, n), load_at(y, i, n)));
 }
 
-static void kernel_clamp(float *x, float limit, int32_t n)
-{
+static void kernel_clamp(float *x, float limit, int32_t n) {
     for (int32_t i = 0; i < n; i += 16) {
         store_at(x, i, n, vf_min(vf_set1(limit), vf_max(vf_set1(-limit), load_at(x, i, n))));
     }
 }
 
-static bool kernel_all_finite(const float *x, int64_t n)
-{
+static bool kernel_all_finite(const float *x, int64_t n) {
     vf sum = vf_set1(0); /* x * 0 is NaN where x is not finite */
     for (int64_t i = 0; i < n; i += 16) {
         const int32_t left = n - i < 16 ? (int32_t)(n - i) : 16;
@@ -265,8 +241,7 @@ static bool kernel_all_finite(const float *x, int64_t n)
     return fold_add(sum, vf_set1(0)) == 0;
 }
 
-static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row)
-{
+static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t count, uint8_t *row) {
     float *const scales = (float *)(void *)(row + q8_scales_at((size_t)n));
     int32_t *const offsets = (int32_t *)(void *)(row + q8_offsets_at((size_t)n));
     float *const sums = (float *)(void *)(row + q8_sums_at((size_t)n));
@@ -320,8 +295,7 @@ INLINE size_t attend_stride(const struct attend *a) { return attend_partial_floa
 
 /* Scores of the 16 keys from `first` on in a block for T queries from j on; lanes past a query's last key hold -3.4e38. */
 INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, const int32_t *n, int32_t first,
-                          int j, const int T)
-{
+                          int j, const int T) {
     const float *const k = keys + (size_t)first * (size_t)a->key_dim;
     vf acc[4];
     UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
@@ -340,8 +314,7 @@ INLINE void attend_scores(const struct attend *a, const float *keys, struct atte
 
 /* Turns the scores of one query in one block into weights, 0 for the first `before` of the n; returns their maximum and
  * sum through the pointers. */
-INLINE void attend_weights(float *p, int32_t before, int32_t n, float *max, float *sum)
-{
+INLINE void attend_weights(float *p, int32_t before, int32_t n, float *max, float *sum) {
     const int32_t start = before & ~15;
     for (int32_t i = start; i < before; i++) p[i] = -3.4e38f;
     vf most = vf_load(p + start), low = vf_set1(0), high = vf_set1(0);
@@ -360,8 +333,7 @@ INLINE void attend_weights(float *p, int32_t before, int32_t n, float *max, floa
 
 /* 16 elements from d on of the sum over a block's keys of weight x value, merged into the state: T queries from j on. */
 INLINE void attend_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
-                          const float *old_scale, const float *new_scale, int32_t d, int j, const int T)
-{
+                          const float *old_scale, const float *new_scale, int32_t d, int j, const int T) {
     const float *const v = values + (size_t)d * (size_t)a->block_positions;
     int32_t start = s->low[j], end = n[j]; /* keys that all of them see; then end is no less than start */
     UNROLL for (int i = 1; i < T; i++) {
@@ -405,8 +377,7 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
     } while (0)
 
 INLINE void attend_tile_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
-                               const float *old_scale, const float *new_scale)
-{
+                               const float *old_scale, const float *new_scale) {
     for (int32_t d = 0; d < a->value_dim; d += 16) {
 #define CALL(j, T) attend_values(a, values, s, n, old_scale, new_scale, d, j, T)
         BY_FOURS(a->n, CALL);
@@ -415,8 +386,7 @@ INLINE void attend_tile_values(const struct attend *a, const float *values, stru
 }
 
 /* Takes a block's maximum and sum into a query's (0: the first block); the factors are those of what was there and of the block. */
-INLINE void attend_join(float *max, float *sum, float block_max, float block_sum, float *old_scale, float *new_scale)
-{
+INLINE void attend_join(float *max, float *sum, float block_max, float block_sum, float *old_scale, float *new_scale) {
     const float merged = *max > block_max ? *max : block_max;
     *old_scale = *sum == 0 ? 0 : kernel_exp(*max - merged);
     *new_scale = kernel_exp(block_max - merged);
@@ -425,8 +395,7 @@ INLINE void attend_join(float *max, float *sum, float block_max, float block_sum
 }
 
 /* Divides a query's output by its sum, which a sink joins as a last block of one key without a value. */
-INLINE void attend_end(float *to, const float *out, float max, float sum, const float *sink, int32_t value_dim)
-{
+INLINE void attend_end(float *to, const float *out, float max, float sum, const float *sink, int32_t value_dim) {
     float old_scale = 1, new_scale;
     if (sink != NULL) attend_join(&max, &sum, *sink, 1, &old_scale, &new_scale);
     const vf scale = vf_set1(old_scale), divisor = vf_set1(sum);
@@ -434,8 +403,7 @@ INLINE void attend_end(float *to, const float *out, float max, float sum, const 
 }
 
 /* Scores and weights of a block; returns through n where what each query sees of it ends, 0: it sees nothing. */
-INLINE const float *attend_enter(const struct attend *a, struct attend_state *s, int32_t from, int32_t *n, float *max, float *sum)
-{
+INLINE const float *attend_enter(const struct attend *a, struct attend_state *s, int32_t from, int32_t *n, float *max, float *sum) {
     const uint8_t *const block = a->pool + (size_t)a->table[from / KV_BLOCK] * a->block_bytes;
     const float *const keys = (const float *)(const void *)(block + a->k_offset);
     int32_t least = KV_BLOCK, most = 0;
@@ -457,8 +425,7 @@ INLINE const float *attend_enter(const struct attend *a, struct attend_state *s,
     return (const float *)(const void *)(block + a->v_offset);
 }
 
-static void kernel_attend(const struct attend *a, int32_t block)
-{
+static void kernel_attend(const struct attend *a, int32_t block) {
     struct attend_state s;
     const size_t floats = attend_stride(a);
     int32_t first = block < 0 ? INT32_MAX : block * KV_BLOCK, last = block < 0 ? 0 : first + 1;
@@ -488,8 +455,7 @@ static void kernel_attend(const struct attend *a, int32_t block)
     }
 }
 
-static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *to)
-{
+static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t value_dim, const float *sink, float *to) {
     float max = -3.4e38f, sum = 0, out[HEAD_DIM_MAX], old_scale, new_scale;
     const size_t floats = attend_partial_floats(value_dim);
     for (size_t d = 0; d < floats - 2; d++) out[d] = -0.0f;
@@ -506,8 +472,7 @@ static void kernel_attend_merge(const float *partials, int32_t n_blocks, int32_t
 /* ---- convolution, delta rule ----------------------------------------------------------------------------------- */
 
 static void kernel_convolve(float *x, size_t stride, int32_t n, int32_t cols, const float *weight, size_t w_stride,
-                            int32_t width, float *past, bool silu)
-{
+                            int32_t width, float *past, bool silu) {
     for (int32_t row = 0; row < n; row++, x += stride) {
         for (int32_t i = 0; i < cols; i += 16) {
             vf sum = vf_set1(0);
@@ -522,8 +487,7 @@ static void kernel_convolve(float *x, size_t stride, int32_t n, int32_t cols, co
 }
 
 /* T times 16 lanes of the state, which stay in the first cache over all rows. A lane's sums run over key_dim upwards. */
-INLINE void delta_lanes(const struct delta *d, int32_t first, const int T)
-{
+INLINE void delta_lanes(const struct delta *d, int32_t first, const int T) {
     const size_t tile = (size_t)d->key_dim * 16;
     const vf scale = vf_set1(1.0f / __builtin_sqrtf((float)d->key_dim)), one = vf_set1(1), rate = vf_exp(vf_set1(d->log_rate));
     float *const state = d->state + (size_t)first * tile;
@@ -557,8 +521,7 @@ INLINE void delta_lanes(const struct delta *d, int32_t first, const int T)
     }
 }
 
-static void kernel_delta(const struct delta *d)
-{
+static void kernel_delta(const struct delta *d) {
 #define CALL(j, T) delta_lanes(d, j, T)
     BY_FOURS((d->value_dim + 15) / 16, CALL);
 #undef CALL

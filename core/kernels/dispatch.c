@@ -10,8 +10,7 @@ static bool has_f16c(void) /* clang does not know the name; the bit is in CPUID 
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
-static bool has_avx2(void)
-{
+static bool has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
@@ -28,8 +27,7 @@ static bool has_avx2_vnni(void) /* older compilers do not know the name: CPUID l
 }
 #endif
 
-static bool has_avx512(void)
-{
+static bool has_avx512(void) {
 #if defined(COLIBRI_AVX512_HEADER)
     return true; /* emulated: for tests on any machine */
 #else
@@ -45,8 +43,7 @@ static bool has_avx512(void)
 #include <sys/auxv.h>
 #endif
 
-static bool has_dotprod(void)
-{
+static bool has_dotprod(void) {
 #if defined(__ARM_FEATURE_DOTPROD) || defined(__APPLE__)
     return true;
 #elif defined(__linux__)
@@ -57,13 +54,11 @@ static bool has_dotprod(void)
 }
 #endif
 
-static bool always(void)
-{
+static bool always(void) {
     return true;
 }
 
-const struct kernels *kernels_list(int index, bool *usable)
-{
+const struct kernels *kernels_list(int index, bool *usable) {
     static const struct { const struct kernels *kernels; bool (*usable)(void); } sets[] = {
 #if defined(__x86_64__)
         {&kernels_avx512, has_avx512},

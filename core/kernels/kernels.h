@@ -30,8 +30,7 @@ struct matrix {
     uint8_t type; /* enum weight_type */
 };
 
-static inline int32_t matrix_panels(const struct matrix *w)
-{
+static inline int32_t matrix_panels(const struct matrix *w) {
     return (w->rows + PANEL_ROWS - 1) / PANEL_ROWS;
 }
 
@@ -40,8 +39,7 @@ static inline size_t group_bytes(int type) { return type == TYPE_Q6 ? 384 : 256;
 static inline size_t record_bytes(int type) { return type == TYPE_Q6 ? 288 : 256; }
 
 /* Bytes of one panel of `cols` columns; 0 for an unknown type. */
-static inline uint64_t panel_bytes(int type, uint64_t cols)
-{
+static inline uint64_t panel_bytes(int type, uint64_t cols) {
     if (type == TYPE_F32) return cols * 64;
     if (type == TYPE_BF16) return (cols + 1) / 2 * 64;
     const uint64_t groups = (cols + Q8_GROUP - 1) / Q8_GROUP;
@@ -52,8 +50,7 @@ static inline uint64_t panel_bytes(int type, uint64_t cols)
 }
 
 /* Whether products with this type read activations quantised to int8. */
-static inline bool type_reads_q8(int type)
-{
+static inline bool type_reads_q8(int type) {
     return type == TYPE_Q8 || type == TYPE_Q4 || type == TYPE_Q6 || type == TYPE_MXFP4;
 }
 

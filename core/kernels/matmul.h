@@ -7,24 +7,20 @@ enum {
     SLAB = 64,                               /* rows that a panel's block is used for before the next block */
 };
 
-INLINE const uint8_t *x_row(const struct matmul *m, int32_t t)
-{
+INLINE const uint8_t *x_row(const struct matmul *m, int32_t t) {
     return (const uint8_t *)m->x + m->x_stride * (size_t)(m->x_rows == NULL ? t : m->x_rows[t]);
 }
 
-INLINE void store_sum(const struct matmul *m, int32_t panel, int32_t t, vf v)
-{
+INLINE void store_sum(const struct matmul *m, int32_t panel, int32_t t, vf v) {
     float *const y = m->y_rows == NULL ? m->y + (size_t)t * m->y_stride : m->y_rows[t];
     store_at(y, (panel - m->y_panel) * PANEL_ROWS, m->w->rows - m->y_panel * PANEL_ROWS, v);
 }
 
-INLINE vf x_scale(const uint8_t *x, size_t cols, size_t g)
-{
+INLINE vf x_scale(const uint8_t *x, size_t cols, size_t g) {
     return vf_set1(((const float *)(const void *)(x + q8_scales_at(cols)))[g]);
 }
 
-INLINE vi q8_zero(const uint8_t *x, size_t cols, size_t g)
-{
+INLINE vi q8_zero(const uint8_t *x, size_t cols, size_t g) {
 #ifdef Q8_SIGNED
     (void)x, (void)cols, (void)g;
     return vi_set1(0);
@@ -34,8 +30,7 @@ INLINE vi q8_zero(const uint8_t *x, size_t cols, size_t g)
 }
 
 /* Scales and minima (negated) of the 8 groups of a q4 super-group, 16 rows each; p: its 256 bytes (docs/FORMAT.md). */
-INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
-{
+INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER]) {
     const vf d = vf_f16(p), dmin = vf_sub(vf_set1(0), vf_f16(p + 32));
     const vi word[3] = {vi_load(p + 64), vi_load(p + 128), vi_load(p + 192)};
     for (int i = 0; i < 5; i++) scale[i] = vf_mul(d, vf_from_vi(vi_bits(word[0], 6 * i, 6)));
@@ -49,14 +44,12 @@ INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER])
 
 /* Scales of group g of a panel of mxfp4, 16 rows, halved since elements come doubled: 2^(e - 126), a normal number,
  * times 2^-2. */
-INLINE vf mxfp4_scale(const uint8_t *panel, size_t cols, size_t g)
-{
+INLINE vf mxfp4_scale(const uint8_t *panel, size_t cols, size_t g) {
     const vi e = vi_bits(vi_load(panel + q8_groups(cols) * 256 + g / MXFP4_FOURS * 64), (int)(g % MXFP4_FOURS) * 8, 8);
     return vf_mul(vf_times_pow2(vf_set1(1), vf_sub(vf_from_vi(e), vf_set1(126))), vf_set1(0.25f));
 }
 
-INLINE void mxfp4_load(const uint8_t *p, wq *low, wq *high)
-{
+INLINE void mxfp4_load(const uint8_t *p, wq *low, wq *high) {
     *low = wq_mxfp4(nq_bits(p, 0, 15)), *high = wq_mxfp4(nq_bits(p, 4, 15));
 }
 
@@ -66,8 +59,7 @@ INLINE size_t runs_of(size_t groups, const int type) { return type == TYPE_Q6 ? 
 INLINE size_t run_bytes(const int type) { return group_bytes(type) / runs_of(1, type); }
 
 /* Scales of a super-group's runs and, of q4, the minima, negated; p: its record. */
-INLINE void k_scales(const uint8_t *p, const int type, vf *scale, vf *minus)
-{
+INLINE void k_scales(const uint8_t *p, const int type, vf *scale, vf *minus) {
     if (type == TYPE_Q4) {
         q4_scales(p, scale, minus);
         return;
@@ -76,21 +68,18 @@ INLINE void k_scales(const uint8_t *p, const int type, vf *scale, vf *minus)
 }
 
 /* Quad i of the run at p, in the order of k. */
-INLINE nq k_quad(const uint8_t *p, const int i, const int type)
-{
+INLINE nq k_quad(const uint8_t *p, const int i, const int type) {
     if (type == TYPE_Q4) return nq_bits(p + i % 4 * 64, i < 4 ? 0 : 4, 15);
     if (i < 3) return nq_bits(p + i * 64, 0, 63);
     return nq_or(nq_bits(p, 6, 3), nq_or(nq_bits(p + 64, 4, 12), nq_bits(p + 128, 2, 48)));
 }
 
-INLINE ni k_start(const uint8_t *x, size_t cols, size_t run, const int type)
-{
+INLINE ni k_start(const uint8_t *x, size_t cols, size_t run, const int type) {
     return type == TYPE_Q6 ? ni_start(x + q8_starts_at(cols) + run * 4) : ni_zero();
 }
 
 /* sum += scale x (sum of q x) and, of q4, sum -= minimum x (sum of x), both fused. */
-INLINE vf k_add(vf sum, ni dot, vf scale, vf minus, const uint8_t *x, size_t cols, size_t run, const int type)
-{
+INLINE vf k_add(vf sum, ni dot, vf scale, vf minus, const uint8_t *x, size_t cols, size_t run, const int type) {
     const size_t g = run / runs_of(1, type);
     sum = vf_fma(vf_from_vi(ni_sum(dot)), vf_mul(scale, x_scale(x, cols, g)), sum);
     return type == TYPE_Q6 ? sum : vf_fma(minus, vf_set1(((const float *)(const void *)(x + q8_sums_at(cols)))[g]), sum);
@@ -99,8 +88,7 @@ INLINE vf k_add(vf sum, ni dot, vf scale, vf minus, const uint8_t *x, size_t col
 /* ---- few rows: P panels at a time, from where they lie, so that several streams of memory are read at once ----- */
 
 /* sum += P panels of floats, `bytes` apart, times T rows x; sums of a panel are neighbours. P and T are constants where it is called. */
-INLINE void add_floats(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t cols, vf *sum, const int P, const int T, const bool bf16)
-{
+INLINE void add_floats(const uint8_t *w, size_t bytes, const uint8_t *const *x, size_t cols, vf *sum, const int P, const int T, const bool bf16) {
     vf acc[MATMUL_TILE];
     UNROLL for (int i = 0; i < P * T; i++) acc[i] = sum[i];
     for (size_t k = 0; k < cols; k += bf16 ? 2 : 1, w += 64) {
@@ -119,8 +107,7 @@ INLINE void add_floats(const uint8_t *w, size_t bytes, const uint8_t *const *x, 
     UNROLL for (int i = 0; i < P * T; i++) sum[i] = acc[i];
 }
 
-INLINE void row_floats(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool bf16)
-{
+INLINE void row_floats(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool bf16) {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols);
     const uint8_t *const x = x_row(m, t);
     vf sum[4];
@@ -133,8 +120,7 @@ INLINE void row_floats(const struct matmul *m, int32_t panel, int32_t t, const i
 #define row_bf16(...) row_floats(__VA_ARGS__, true)
 
 /* mxfp4: quads come in pairs from halves of 64 bytes. */
-INLINE void row_bytes_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool mxfp4)
-{
+INLINE void row_bytes_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool mxfp4) {
     const int quads = mxfp4 ? Q8_GROUP / 8 : Q8_GROUP / 4;
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols), groups = q8_groups(cols);
     const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
@@ -168,8 +154,7 @@ INLINE void row_bytes_q8(const struct matmul *m, int32_t panel, int32_t t, const
 #define row_q8(m, panel, t, P) row_bytes_q8(m, panel, t, P, false)
 #define row_mxfp4(m, panel, t, P) row_bytes_q8(m, panel, t, P, true)
 
-INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P)
-{
+INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P) {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
     const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
     vf acc[4];
@@ -201,8 +186,7 @@ INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P
 }
 
 /* Scales are read run by run: a super-group's at once would leave the streams of memory idle meanwhile. */
-INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P)
-{
+INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P) {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q6, cols), runs = runs_of(q8_groups(cols), TYPE_Q6);
     const uint8_t *w = m->w->data + (size_t)panel * bytes, *record = w + runs * run_bytes(TYPE_Q6);
     const uint8_t *const x = x_row(m, t);
@@ -238,22 +222,19 @@ struct block_f32 { const uint8_t *w; }; /* floats are read where they lie, all c
 struct block_q8 { wq quad[BLOCK_QUADS]; vf scale[BLOCK_GROUPS]; };
 struct block_k { nq quad[BLOCK_QUADS]; vf scale[RUNS_MOST], minus[RUNS_MOST]; }; /* quads in the order of k */
 
-INLINE void open_f32(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_f32 *b)
-{
+INLINE void open_f32(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_f32 *b) {
     (void)first, (void)n;
     b->w = m->w->data + (size_t)panel * panel_bytes(m->w->type, (uint64_t)m->w->cols);
 }
 
-INLINE void open_q8(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b)
-{
+INLINE void open_q8(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b) {
     const size_t cols = (size_t)m->w->cols;
     const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_Q8, cols);
     for (size_t quad = 0; quad < n * 8; quad++) b->quad[quad] = wq_load(w + first * 512 + quad * 64);
     for (size_t i = 0; i < n; i++) b->scale[i] = vf_f16(w + q8_groups(cols) * 512 + (first + i) * 32);
 }
 
-INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b)
-{
+INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b) {
     const size_t cols = (size_t)m->w->cols;
     const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_MXFP4, cols), *at = w + first * 256;
     for (size_t i = 0; i < n; i++) {
@@ -262,8 +243,7 @@ INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size
     }
 }
 
-INLINE void open_k(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_k *b, const int type)
-{
+INLINE void open_k(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_k *b, const int type) {
     const size_t cols = (size_t)m->w->cols, bytes = group_bytes(type);
     const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(type, cols);
     const int quads = 8 / (int)runs_of(1, type);
@@ -279,8 +259,7 @@ INLINE void open_k(const struct matmul *m, int32_t panel, size_t first, size_t n
 #define tile_f32(b, x, cols, first, n, sum, T) add_floats((b)->w, 0, x, cols, sum, 1, T, false)
 #define tile_bf16(b, x, cols, first, n, sum, T) add_floats((b)->w, 0, x, cols, sum, 1, T, true)
 
-INLINE void tile_q8(const struct block_q8 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T)
-{
+INLINE void tile_q8(const struct block_q8 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T) {
     for (size_t i = 0; i < n; i++) {
         vi dot[MATMUL_TILE];
         UNROLL for (int j = 0; j < T; j++) dot[j] = q8_zero(x[j], cols, first + i);
@@ -299,8 +278,7 @@ INLINE void tile_q8(const struct block_q8 *b, const uint8_t *const *x, size_t co
 }
 
 INLINE void tile_k(const struct block_k *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T,
-                   const int type)
-{
+                   const int type) {
     const size_t quads = 8 / runs_of(1, type), before = runs_of(first, type);
     for (size_t i = 0; i < runs_of(n, type); i++) {
         ni dot[MATMUL_TILE];
@@ -373,8 +351,7 @@ DEFINE_MATMUL(mxfp4, mxfp4, BLOCK_GROUPS)
 DEFINE_MATMUL(q6, q6, BLOCK_GROUPS)
 
 /* Element e of a run for one row, before its scale; at: the row's first byte. */
-INLINE int read_quant(const uint8_t *at, size_t e, const int type)
-{
+INLINE int read_quant(const uint8_t *at, size_t e, const int type) {
     static const int8_t values[] = {MXFP4_VALUES};
     const uint8_t *const four = at + e % 4;
     if (type == TYPE_Q8) return four[e / 4 * 64] - 128;
@@ -383,8 +360,7 @@ INLINE int read_quant(const uint8_t *at, size_t e, const int type)
     return type == TYPE_Q4 ? half : values[half];
 }
 
-INLINE void read_row_q(const uint8_t *panel, size_t cols, size_t lane, float *out, const int type)
-{
+INLINE void read_row_q(const uint8_t *panel, size_t cols, size_t lane, float *out, const int type) {
     const size_t groups = q8_groups(cols), runs = runs_of(Q4_SUPER, type), length = Q8_GROUP * Q4_SUPER / runs;
     const size_t bytes = type == TYPE_Q8 ? 512 : run_bytes(type);
     vf scale[RUNS_MOST], minus[RUNS_MOST];
@@ -402,8 +378,7 @@ INLINE void read_row_q(const uint8_t *panel, size_t cols, size_t lane, float *ou
     }
 }
 
-static void kernel_read_row(const struct matrix *w, int32_t r, float *out)
-{
+static void kernel_read_row(const struct matrix *w, int32_t r, float *out) {
     const size_t cols = (size_t)w->cols, lane = (size_t)(r % PANEL_ROWS);
     const uint8_t *const panel = w->data + (size_t)(r / PANEL_ROWS) * panel_bytes(w->type, cols);
     if (w->type == TYPE_Q8) read_row_q(panel, cols, lane, out, TYPE_Q8);

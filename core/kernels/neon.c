@@ -45,16 +45,14 @@ static inline vi vi_set1(int32_t x) { return SAME(vi, vdupq_n_s32(x)); }
 static inline vf vf_from_vi(vi v) { return ALL1(vf, vcvtq_f32_s32, v); }
 static inline vi vi_round(vf v) { return ALL1(vi, vcvtnq_s32_f32, v); }
 
-static inline void vf_store(float *p, vf v)
-{
+static inline void vf_store(float *p, vf v) {
     vst1q_f32(p, v.a);
     vst1q_f32(p + 4, v.b);
     vst1q_f32(p + 8, v.c);
     vst1q_f32(p + 12, v.d);
 }
 
-static inline vf vf_first(vf v, int n, float fill)
-{
+static inline vf vf_first(vf v, int n, float fill) {
     const int32x4_t first = {0, 1, 2, 3}, count = vdupq_n_s32(n);
     const float32x4_t other = vdupq_n_f32(fill);
     return (vf){vbslq_f32(vcgtq_s32(count, first), v.a, other),
@@ -63,15 +61,13 @@ static inline vf vf_first(vf v, int n, float fill)
                 vbslq_f32(vcgtq_s32(count, vaddq_s32(first, vdupq_n_s32(12))), v.d, other)};
 }
 
-static inline float32x4_t times_pow2(float32x4_t v, float32x4_t n)
-{
+static inline float32x4_t times_pow2(float32x4_t v, float32x4_t n) {
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(v), vshlq_n_s32(vcvtnq_s32_f32(n), 23)));
 }
 
 static inline vf vf_times_pow2(vf v, vf n) { return ALL2(vf, times_pow2, v, n); }
 
-static inline vf vf_f16(const uint8_t *p)
-{
+static inline vf vf_f16(const uint8_t *p) {
     const float16x8_t low = vreinterpretq_f16_u8(vld1q_u8(p)), high = vreinterpretq_f16_u8(vld1q_u8(p + 16));
     return (vf){vcvt_f32_f16(vget_low_f16(low)), vcvt_high_f32_f16(low),
                 vcvt_f32_f16(vget_low_f16(high)), vcvt_high_f32_f16(high)};
@@ -80,45 +76,38 @@ static inline vf vf_f16(const uint8_t *p)
 static inline uint32x4_t load_words(const uint8_t *p) { return vreinterpretq_u32_u8(vld1q_u8(p)); }
 static inline float32x4_t even4(uint32x4_t pair) { return vreinterpretq_f32_u32(vshlq_n_u32(pair, 16)); }
 
-static inline float32x4_t odd4(uint32x4_t pair)
-{
+static inline float32x4_t odd4(uint32x4_t pair) {
     return vreinterpretq_f32_u32(vandq_u32(pair, vdupq_n_u32(0xffff0000u)));
 }
 
-static inline void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd)
-{
+static inline void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd) {
     const struct { uint32x4_t a, b, c, d; } pair = {load_words(p), load_words(p + 16), load_words(p + 32), load_words(p + 48)};
     *even = ALL1(vf, even4, pair);
     *odd = ALL1(vf, odd4, pair);
 }
 
-static inline void vi_store_i8(int8_t *p, vi v)
-{
+static inline void vi_store_i8(int8_t *p, vi v) {
     const int16x8_t low = vcombine_s16(vmovn_s32(v.a), vmovn_s32(v.b)), high = vcombine_s16(vmovn_s32(v.c), vmovn_s32(v.d));
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 
-static inline vi vi_load(const uint8_t *p)
-{
+static inline vi vi_load(const uint8_t *p) {
     const struct { uint32x4_t a, b, c, d; } v = {load_words(p), load_words(p + 16), load_words(p + 32), load_words(p + 48)};
     return ALL1(vi, vreinterpretq_s32_u32, v);
 }
 
-static inline vf vf_i8(const uint8_t *p)
-{
+static inline vf vf_i8(const uint8_t *p) {
     const int16x8_t low = vmovl_s8(vld1_s8((const int8_t *)p)), high = vmovl_s8(vld1_s8((const int8_t *)p + 8));
     const vi wide = {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)};
     return vf_from_vi(wide);
 }
 
-static inline int32x4_t bits4(int32x4_t v, int shift, int n)
-{
+static inline int32x4_t bits4(int32x4_t v, int shift, int n) {
     const uint32x4_t moved = vshlq_u32(vreinterpretq_u32_s32(v), vdupq_n_s32(-shift));
     return vreinterpretq_s32_u32(vandq_u32(moved, vdupq_n_u32((1u << n) - 1)));
 }
 
-static inline vi vi_bits(vi v, int shift, int n)
-{
+static inline vi vi_bits(vi v, int shift, int n) {
     return (vi){bits4(v.a, shift, n), bits4(v.b, shift, n), bits4(v.c, shift, n), bits4(v.d, shift, n)};
 }
 
@@ -129,18 +118,15 @@ static inline int8x16_t centred(const uint8_t *p) /* the true weights */
 
 static inline wq wq_load(const uint8_t *p) { return (wq){centred(p), centred(p + 16), centred(p + 32), centred(p + 48)}; }
 
-static inline aq aq_load(const uint8_t *p)
-{
+static inline aq aq_load(const uint8_t *p) {
     return vreinterpretq_s8_s32(vld1q_dup_s32((const int32_t *)(const void *)p));
 }
 
-static inline int8x16_t bits16(const uint8_t *p, int shift, int mask)
-{
+static inline int8x16_t bits16(const uint8_t *p, int shift, int mask) {
     return vreinterpretq_s8_u8(vandq_u8(vshlq_u8(vld1q_u8(p), vdupq_n_s8((int8_t)-shift)), vdupq_n_u8((uint8_t)mask)));
 }
 
-static inline nq nq_bits(const uint8_t *p, int shift, int mask)
-{
+static inline nq nq_bits(const uint8_t *p, int shift, int mask) {
     return (nq){bits16(p, shift, mask), bits16(p + 16, shift, mask), bits16(p + 32, shift, mask), bits16(p + 48, shift, mask)};
 }
 
@@ -152,8 +138,7 @@ static inline wq wq_mxfp4(nq n) { return ALL1(wq, mxfp4, n); }
 #if defined(NEON_DOTPROD)
 typedef vi ni;
 
-static inline vi vi_dot4(vi acc, wq w, aq x)
-{
+static inline vi vi_dot4(vi acc, wq w, aq x) {
     return (vi){vdotq_s32(acc.a, w.a, x), vdotq_s32(acc.b, w.b, x), vdotq_s32(acc.c, w.c, x), vdotq_s32(acc.d, w.d, x)};
 }
 
@@ -168,13 +153,11 @@ static inline vi ni_sum(ni acc) { return acc; }
 typedef struct ni { int16x8_t a, b, c, d; } ni; /* two lanes a row: 8 x 2 x 15 x 127 fits, 4 x 2 x 32 x 127 too */
 
 /* Two lanes a row, each the sum of two products: 2 x 128 x 127 fits. */
-static inline int16x8_t pairs(int8x16_t w, int8x16_t x)
-{
+static inline int16x8_t pairs(int8x16_t w, int8x16_t x) {
     return vpaddq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)), vmull_high_s8(w, x));
 }
 
-static inline vi vi_dot4(vi acc, wq w, aq x)
-{
+static inline vi vi_dot4(vi acc, wq w, aq x) {
     return (vi){vpadalq_s16(acc.a, pairs(w.a, x)), vpadalq_s16(acc.b, pairs(w.b, x)),
                 vpadalq_s16(acc.c, pairs(w.c, x)), vpadalq_s16(acc.d, pairs(w.d, x))};
 }
@@ -182,8 +165,7 @@ static inline vi vi_dot4(vi acc, wq w, aq x)
 static inline ni ni_zero(void) { return SAME(ni, vdupq_n_s16(0)); }
 static inline ni ni_start(const uint8_t *p) { return SAME(ni, vreinterpretq_s16_s8(aq_load(p))); } /* sums wrap, and back */
 
-static inline ni ni_dot4(ni acc, nq w, aq x)
-{
+static inline ni ni_dot4(ni acc, nq w, aq x) {
     return (ni){vaddq_s16(acc.a, pairs(w.a, x)), vaddq_s16(acc.b, pairs(w.b, x)),
                 vaddq_s16(acc.c, pairs(w.c, x)), vaddq_s16(acc.d, pairs(w.d, x))};
 }

@@ -38,8 +38,7 @@ INLINE wq wq_load(const uint8_t *p) { wq w; memcpy(&w, p, sizeof w); return w; }
 /* a * b + c rounded once. The product of two floats is exact in double; the sum is rounded to odd (Boldo and
  * Melquiond, 2008), which keeps the last rounding, to float, right. */
 #ifdef __FP_FAST_FMAF
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
+INLINE vf vf_fma(vf a, vf b, vf c) {
     for (int i = 0; i < 16; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
 }
@@ -55,33 +54,28 @@ static __attribute__((noinline)) void fused(const vf *x, const vf *y, vf *z) /* 
     *z = __builtin_convertvector((vd)((vl)sum + (away & inexact & even)), vf);
 }
 
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
+INLINE vf vf_fma(vf a, vf b, vf c) {
     fused(&a, &b, &c);
     return c;
 }
 #endif
 
-INLINE vf vf_first(vf v, int n, float fill)
-{
+INLINE vf vf_first(vf v, int n, float fill) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return choose(lane < vi_set1(n), v, vf_set1(fill));
 }
 
-INLINE vi vi_round(vf v)
-{
+INLINE vi vi_round(vf v) {
     return __builtin_convertvector(choose(v == v, v, vf_set1(0)), vi); /* NaN would be undefined here */
 }
 
 INLINE vf vf_times_pow2(vf v, vf n) { return (vf)((vu)v + ((vu)vi_round(n) << 23)); }
 
-INLINE void vi_store_i8(int8_t *p, vi v)
-{
+INLINE void vi_store_i8(int8_t *p, vi v) {
     for (int i = 0; i < 16; i++) p[i] = (int8_t)v[i];
 }
 
-INLINE vf vf_f16(const uint8_t *p)
-{
+INLINE vf vf_f16(const uint8_t *p) {
     uint16_t half[16];
     vu bits;
     memcpy(half, p, sizeof half);
@@ -95,22 +89,19 @@ INLINE vf vf_f16(const uint8_t *p)
     return (vf)((vu)size | sign);
 }
 
-INLINE void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd)
-{
+INLINE void vf_bf16_pair(const uint8_t *p, vf *even, vf *odd) {
     const vu pair = wq_load(p);
     *even = (vf)(pair << 16);
     *odd = (vf)(pair & 0xffff0000u);
 }
 
-INLINE aq aq_load(const uint8_t *p)
-{
+INLINE aq aq_load(const uint8_t *p) {
     int32_t quad;
     memcpy(&quad, p, sizeof quad);
     return vi_set1(quad);
 }
 
-INLINE vi vi_dot4(vi acc, wq w, aq a)
-{
+INLINE vi vi_dot4(vi acc, wq w, aq a) {
     for (int shift = 0; shift < 32; shift += 8) {
         const vi weight = (vi)(w >> shift & 0xff), factor = (vi)((vu)a << (24 - shift)) >> 24;
         acc += weight * factor;
@@ -128,8 +119,7 @@ INLINE vi ni_sum(ni acc) { return acc; }
 INLINE nq nq_bits(const uint8_t *p, int shift, unsigned mask) { return wq_load(p) >> shift & mask * 0x01010101u; }
 INLINE nq nq_or(nq x, nq y) { return x | y; }
 
-INLINE wq wq_mxfp4(nq n)
-{
+INLINE wq wq_mxfp4(nq n) {
     static const int values[] = {MXFP4_VALUES};
     wq w = {0};
     for (int i = 0; i < 64; i++) w[i / 4] |= (uint32_t)(values[n[i / 4] >> i % 4 * 8 & 15] + 128) << i % 4 * 8;

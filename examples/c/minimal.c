@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     colibri_model *model;
     colibri_context *context;
     colibri_error error;

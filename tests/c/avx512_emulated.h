@@ -11,8 +11,7 @@
 
 typedef simde__mmask16 __mmask16;
 
-static inline __m512 _mm512_cvtepi32_ps(__m512i v)
-{
+static inline __m512 _mm512_cvtepi32_ps(__m512i v) {
     int32_t from[16];
     float to[16];
     memcpy(from, &v, sizeof from);
@@ -20,8 +19,7 @@ static inline __m512 _mm512_cvtepi32_ps(__m512i v)
     return _mm512_loadu_ps(to);
 }
 
-static inline __m512i _mm512_cvtps_epi32(__m512 v)
-{
+static inline __m512i _mm512_cvtps_epi32(__m512 v) {
     float from[16];
     int32_t to[16];
     memcpy(from, &v, sizeof from);
@@ -31,8 +29,7 @@ static inline __m512i _mm512_cvtps_epi32(__m512 v)
     return _mm512_loadu_si512(to);
 }
 
-static inline __m512 _mm512_cvtph_ps(__m256i v)
-{
+static inline __m512 _mm512_cvtph_ps(__m256i v) {
     uint16_t from[16];
     float to[16];
     memcpy(from, &v, sizeof from);
@@ -40,8 +37,7 @@ static inline __m512 _mm512_cvtph_ps(__m256i v)
     return _mm512_loadu_ps(to);
 }
 
-static inline __m128i _mm512_cvtepi32_epi8(__m512i v)
-{
+static inline __m128i _mm512_cvtepi32_epi8(__m512i v) {
     int32_t from[16];
     int8_t to[16];
     memcpy(from, &v, sizeof from);
@@ -49,8 +45,7 @@ static inline __m128i _mm512_cvtepi32_epi8(__m512i v)
     return _mm_loadu_si128((const __m128i *)(const void *)to);
 }
 
-static inline __m512i _mm512_cvtepi8_epi32(__m128i v)
-{
+static inline __m512i _mm512_cvtepi8_epi32(__m128i v) {
     int8_t from[16];
     int32_t to[16];
     memcpy(from, &v, sizeof from);

@@ -27,8 +27,7 @@ struct options {
 
 static int failures;
 
-static void check(int good, const char *format, ...)
-{
+static void check(int good, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     printf("%s  ", good ? "  ok  " : " FAIL ");
@@ -38,22 +37,19 @@ static void check(int good, const char *format, ...)
     if (!good) failures++;
 }
 
-static _Noreturn void stop(const char *what, const char *why)
-{
+static _Noreturn void stop(const char *what, const char *why) {
     fprintf(stderr, "colibri_test: %s: %s\n", what, why);
     exit(1);
 }
 
-static void *take(size_t bytes)
-{
+static void *take(size_t bytes) {
     void *const memory = aligned_alloc(OS_PAGE, (bytes + OS_PAGE - 1) / OS_PAGE * OS_PAGE);
     if (memory == NULL) stop("memory", "the system refused it");
     memset(memory, 0, bytes);
     return memory;
 }
 
-static double seconds(void)
-{
+static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -61,8 +57,7 @@ static double seconds(void)
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
-static void check_matrix(const struct matrix *w, const char *name)
-{
+static void check_matrix(const struct matrix *w, const char *name) {
     struct matrix part = *w; /* a few panels are enough */
     if (part.rows > 64) part.rows = 64;
     const size_t cols = (size_t)part.cols, rows = (size_t)part.rows;
@@ -94,8 +89,7 @@ static void check_matrix(const struct matrix *w, const char *name)
     free(found);
 }
 
-static void check_kernels(const colibri_model *model)
-{
+static void check_kernels(const colibri_model *model) {
     const struct layer *const layer = &model->layers[model->config.n_layers - 1];
     const struct ffn_weights *const ffn = layer->experts != NULL ? &layer->experts[0] : &layer->dense;
     check_matrix(&model->output, "output");
@@ -115,14 +109,12 @@ struct trace { /* one entry per (position, layer, rank) */
     uint64_t logits; /* FNV-1a of the last position's */
 };
 
-static size_t trace_at(const struct trace *trace, int32_t position, int32_t layer)
-{
+static size_t trace_at(const struct trace *trace, int32_t position, int32_t layer) {
     const struct config *const c = &trace->model->config;
     return ((size_t)position * (size_t)c->n_layers + (size_t)layer) * (size_t)c->n_experts_used;
 }
 
-static int32_t record(void *user, const colibri_routing *routing)
-{
+static int32_t record(void *user, const colibri_routing *routing) {
     struct trace *const trace = user;
     const size_t used = (size_t)routing->n_experts_used;
     for (size_t row = 0; row < (size_t)routing->n_rows; row++) {
@@ -133,8 +125,7 @@ static int32_t record(void *user, const colibri_routing *routing)
     return 0;
 }
 
-static struct trace new_trace(const colibri_model *model, int32_t positions)
-{
+static struct trace new_trace(const colibri_model *model, int32_t positions) {
     struct trace trace = {.model = model};
     const size_t entries = trace_at(&trace, positions, 0) + 1;
     trace.experts = take(entries * sizeof(int32_t));
@@ -142,8 +133,7 @@ static struct trace new_trace(const colibri_model *model, int32_t positions)
     return trace;
 }
 
-static void write_trace(const struct trace *trace, int32_t positions, FILE *file)
-{
+static void write_trace(const struct trace *trace, int32_t positions, FILE *file) {
     const struct config *const c = &trace->model->config;
     for (int32_t p = 0; p < positions; p++) {
         for (int32_t layer = 0; layer < c->n_layers; layer++) {
@@ -161,8 +151,7 @@ static void write_trace(const struct trace *trace, int32_t positions, FILE *file
     fprintf(file, "logits %016llx\n", (unsigned long long)trace->logits);
 }
 
-static void replay_trace(const struct trace *trace, int32_t positions, const char *path)
-{
+static void replay_trace(const struct trace *trace, int32_t positions, const char *path) {
     FILE *const now = tmpfile(), *const then = fopen(path, "r");
     if (now == NULL || then == NULL) stop(path, "cannot be read");
     write_trace(trace, positions, now);
@@ -179,16 +168,14 @@ static void replay_trace(const struct trace *trace, int32_t positions, const cha
     fclose(then);
 }
 
-static colibri_context *start(colibri_model *model, const colibri_params *params)
-{
+static colibri_context *start(colibri_model *model, const colibri_params *params) {
     colibri_context *context;
     colibri_error error;
     if (colibri_init(model, params, &context, &error) != COLIBRI_OK) stop("colibri_init", error.text);
     return context;
 }
 
-static void run(colibri_context *context, const int32_t *ids, int32_t n, float *logits, struct trace *trace)
-{
+static void run(colibri_context *context, const int32_t *ids, int32_t n, float *logits, struct trace *trace) {
     const colibri_input input = {.n_ids = n, .ids = ids, .n_logits = 1, .logits = logits};
     const colibri_observer observer = {.routing = record, .user = trace};
     if (colibri_evaluate(context, &input, 1, trace == NULL ? NULL : &observer) != COLIBRI_OK) {
@@ -198,8 +185,7 @@ static void run(colibri_context *context, const int32_t *ids, int32_t n, float *
 
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
-static void check_memory(colibri_model *model, colibri_params params, const int32_t *ids, int32_t n, float *logits)
-{
+static void check_memory(colibri_model *model, colibri_params params, const int32_t *ids, int32_t n, float *logits) {
     enum { GUARD = OS_PAGE, PATTERN = 0xa5 };
     colibri_memory_plan plan;
     colibri_error error;
@@ -239,8 +225,7 @@ static void check_memory(colibri_model *model, colibri_params params, const int3
 /* ---- main ------------------------------------------------------------------------------------------------------ */
 
 static void check_dispatch(colibri_model *model, const colibri_params *params, const int32_t *ids, int32_t n,
-                           const struct options *options)
-{
+                           const struct options *options) {
     const size_t n_vocab = (size_t)model->info.n_vocab;
     float *const whole = take(n_vocab * 4), *const single = take(n_vocab * 4);
     struct trace first = new_trace(model, n), second = new_trace(model, n);
@@ -270,8 +255,7 @@ static void check_dispatch(colibri_model *model, const colibri_params *params, c
     free(second.weights);
 }
 
-static void measure(colibri_model *model, const colibri_params *params, const int32_t *ids, int32_t n, float *logits)
-{
+static void measure(colibri_model *model, const colibri_params *params, const int32_t *ids, int32_t n, float *logits) {
     colibri_context *const context = start(model, params);
     const int32_t half = n / 2 > 0 ? n / 2 : 1;
     run(context, ids, half, logits, NULL);
@@ -289,15 +273,13 @@ static void measure(colibri_model *model, const colibri_params *params, const in
 
 /* ---- times ----------------------------------------------------------------------------------------------------- */
 
-static uint64_t sum_of(const uint64_t *values, size_t n)
-{
+static uint64_t sum_of(const uint64_t *values, size_t n) {
     uint64_t sum = 0;
     for (size_t i = 0; i < n; i++) sum += values[i];
     return sum;
 }
 
-static void check_measure(colibri_model *model, const colibri_params *params, const int32_t *ids, int32_t n, float *logits)
-{
+static void check_measure(colibri_model *model, const colibri_params *params, const int32_t *ids, int32_t n, float *logits) {
     const int32_t layers = model->info.n_layers, experts = model->info.n_experts;
     const size_t cells = ((size_t)layers + 1) * COLIBRI_PHASES, ticks = (size_t)layers * (size_t)experts;
     uint64_t *const phase = take(cells * 8), *const wait = take(cells * 8), *const tick = take(ticks * 8 + 8);
@@ -339,8 +321,7 @@ static void check_measure(colibri_model *model, const colibri_params *params, co
 
 /* ---- weights of few bits --------------------------------------------------------------------------------------- */
 
-static void check_quantize(void)
-{
+static void check_quantize(void) {
     enum { N = 4, COLS = 256 };
     static float weights[COLS * N], costs[COLS * N], units[2 * N + 1];
     static uint8_t steps[16 * N + 1], quants[COLS * N + 1];
@@ -366,8 +347,7 @@ static void check_quantize(void)
     }
 }
 
-static struct options parse(int argc, char **argv)
-{
+static struct options parse(int argc, char **argv) {
     struct options options = {.tokens = 64};
     for (int i = 1; i < argc; i++) {
         const char *const value = i + 1 < argc ? argv[i + 1] : NULL;
@@ -384,8 +364,7 @@ static struct options parse(int argc, char **argv)
     return options;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const struct options options = parse(argc, argv);
     colibri_model *model;
     colibri_error error;

@@ -31,8 +31,7 @@ struct bench {
 
 static volatile float bench_sink; /* what must not be optimised away */
 
-static inline void bench_call(const struct bench *b)
-{
+static inline void bench_call(const struct bench *b) {
     const struct kernels *const k = b->kernels;
     switch (b->entry) {
     case QUANTIZE: k->quantize(b->b, BENCH_N, 0, BENCH_N / Q8_GROUP, b->row); break;
@@ -57,16 +56,14 @@ static inline void bench_call(const struct bench *b)
     }
 }
 
-static inline double seconds(void)
-{
+static inline double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* Seconds of one call: the best of 15 runs of about a millisecond, fewer if that takes long. */
-static inline double bench_time(const struct bench *b)
-{
+static inline double bench_time(const struct bench *b) {
     const double begin = seconds();
     double best = 1e9;
     int calls = 1;
@@ -84,15 +81,13 @@ static inline double bench_time(const struct bench *b)
     return best;
 }
 
-static inline void bench_line(const struct bench *b, const char *detail, double size, const char *unit)
-{
+static inline void bench_line(const struct bench *b, const char *detail, double size, const char *unit) {
     const double time = bench_time(b);
     printf("%-12s %-12s %-16s %10.3f us %8.2f G%s/s\n", b->kernels->name, entry_names[b->entry], detail, time * 1e6,
            size / time * 1e-9, unit);
 }
 
-static inline void bench_matrices(struct bench *b, int type, const char *name)
-{
+static inline void bench_matrices(struct bench *b, int type, const char *name) {
     enum { ROWS = 64 };
     const struct matrix w = new_matrix(type, BENCH_ROWS, BENCH_N, ORDINARY);
     uint8_t *const x = take(activation_stride(type, BENCH_N) * ROWS);
@@ -115,8 +110,7 @@ static inline void bench_matrices(struct bench *b, int type, const char *name)
     free(y);
 }
 
-static inline void bench_attention(struct bench *b)
-{
+static inline void bench_attention(struct bench *b) {
     enum { BLOCKS = BENCH_KEYS / KV_BLOCK };
     const size_t block_floats = (size_t)KV_BLOCK * BENCH_HEAD * 2;
     float *const pool = take(BLOCKS * block_floats * 4), *const rows = take(2 * ATTEND_TILE * BENCH_HEAD * 4);
@@ -153,8 +147,7 @@ static inline void bench_attention(struct bench *b)
 }
 
 /* One head of 128 by 128 over 16 rows, and a convolution of as many channels. */
-static inline void bench_states(struct bench *b)
-{
+static inline void bench_states(struct bench *b) {
     enum { ROWS = BENCH_N / BENCH_HEAD };
     b->partials = take(((size_t)BENCH_HEAD * BENCH_HEAD + ROWS * BENCH_HEAD) * 4);
     b->entry = CONVOLVE;
@@ -170,8 +163,7 @@ static inline void bench_states(struct bench *b)
 }
 
 /* All kernels of a set. */
-static inline void bench_set(const struct kernels *kernels)
-{
+static inline void bench_set(const struct kernels *kernels) {
     struct bench b = {.kernels = kernels, .a = take(BENCH_N * 4), .b = take(BENCH_N * 4), .row = take(q8_row_bytes(BENCH_N))};
     fill(b.b, BENCH_N, 1, ORDINARY);
     for (enum entry entry = QUANTIZE; entry <= ARGMAX; entry++) {

@@ -14,27 +14,23 @@ enum content { ORDINARY, HIGHEST, LOWEST, JUMPING, N_CONTENTS };
 
 static uint64_t state = 88172645463325252u;
 
-static inline uint32_t next_random(void)
-{
+static inline uint32_t next_random(void) {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
     return (uint32_t)(state >> 32);
 }
 
-static inline int32_t random_below(int32_t n)
-{
+static inline int32_t random_below(int32_t n) {
     return (int32_t)(next_random() % (uint32_t)n);
 }
 
-static inline float random_float(float scale)
-{
+static inline float random_float(float scale) {
     return ((float)next_random() / 2147483648.0f - 1.0f) * scale;
 }
 
 /* HIGHEST and LOWEST give one magnitude, so that all quants are +-127; JUMPING mixes awkward numbers in. */
-static inline void fill(float *x, int32_t n, float scale, enum content content)
-{
+static inline void fill(float *x, int32_t n, float scale, enum content content) {
     static const float odd[] = {0.0f, -0.0f, 1e-40f, -1e-44f, 3e38f, -3e38f, 1e-30f, 65504.0f, 127.0f, -127.5f};
     const int sign = random_below(3); /* all positive, all negative, random */
     for (int32_t i = 0; i < n; i++) {
@@ -46,8 +42,7 @@ static inline void fill(float *x, int32_t n, float scale, enum content content)
     }
 }
 
-static inline void *take(size_t bytes)
-{
+static inline void *take(size_t bytes) {
     void *const memory = aligned_alloc(64, (bytes + 127) & ~(size_t)63);
     if (memory == NULL) abort();
     memset(memory, 0, (bytes + 127) & ~(size_t)63);
@@ -55,8 +50,7 @@ static inline void *take(size_t bytes)
 }
 
 /* Finite and positive. */
-static inline void put_f16(uint8_t *at, enum content content)
-{
+static inline void put_f16(uint8_t *at, enum content content) {
     uint16_t half = (uint16_t)(next_random() % 11 == 0 ? next_random() % 0x400 : 0x1000 + next_random() % 0x1000);
     if (content == HIGHEST) half = 0x7bff;
     if (content == LOWEST) half = 1;
@@ -64,16 +58,14 @@ static inline void put_f16(uint8_t *at, enum content content)
 }
 
 /* A byte of which `lowest` … 255 are valid. */
-static inline uint8_t some_byte(enum content content, int lowest)
-{
+static inline uint8_t some_byte(enum content content, int lowest) {
     if (content == HIGHEST || content == LOWEST) return content == HIGHEST ? 255 : (uint8_t)lowest;
     if (content == JUMPING || next_random() % 9 == 0) return next_random() % 2 ? (uint8_t)lowest : 255;
     return (uint8_t)(lowest + random_below(256 - lowest));
 }
 
 /* Any bytes are a q4 panel, but for the f16 scales: those stay finite. */
-static inline void fill_q4_panel(uint8_t *panel, size_t groups, enum content content)
-{
+static inline void fill_q4_panel(uint8_t *panel, size_t groups, enum content content) {
     for (size_t i = 0; i < groups * 256; i++) panel[i] = some_byte(content == LOWEST ? HIGHEST : content, 0);
     for (size_t s = 0; s < (groups + Q4_SUPER - 1) / Q4_SUPER; s++) {
         uint8_t *const scales = panel + (groups + s) * 256;
@@ -83,8 +75,7 @@ static inline void fill_q4_panel(uint8_t *panel, size_t groups, enum content con
 }
 
 /* Any bytes are a q6 panel, but for the f16 scales: those stay finite. LOWEST: quants of -32 and scales of -128. */
-static inline void fill_q6_panel(uint8_t *panel, size_t groups, enum content content)
-{
+static inline void fill_q6_panel(uint8_t *panel, size_t groups, enum content content) {
     for (size_t i = 0; i < groups * group_bytes(TYPE_Q6); i++) panel[i] = some_byte(content, 0);
     for (size_t s = 0; s < (groups + Q4_SUPER - 1) / Q4_SUPER; s++) {
         uint8_t *const record = panel + groups * group_bytes(TYPE_Q6) + s * record_bytes(TYPE_Q6);
@@ -96,8 +87,7 @@ static inline void fill_q6_panel(uint8_t *panel, size_t groups, enum content con
     }
 }
 
-static inline void fill_q8_panel(uint8_t *panel, size_t cols, enum content content)
-{
+static inline void fill_q8_panel(uint8_t *panel, size_t cols, enum content content) {
     const size_t groups = q8_groups(cols);
     for (size_t k = 0; k < groups * Q8_GROUP; k++) {
         for (size_t r = 0; r < 16; r++) { /* past the last column as the writer leaves it */
@@ -108,8 +98,7 @@ static inline void fill_q8_panel(uint8_t *panel, size_t cols, enum content conte
 }
 
 /* Scales to 2^100, so that sums stay finite. */
-static inline void fill_mxfp4_panel(uint8_t *panel, size_t groups, enum content content)
-{
+static inline void fill_mxfp4_panel(uint8_t *panel, size_t groups, enum content content) {
     const size_t quants = groups * 256, scales = (groups + MXFP4_FOURS - 1) / MXFP4_FOURS * 64;
     for (size_t i = 0; i < quants; i++) {
         panel[i] = content == HIGHEST ? (next_random() % 2 ? 0x77 : 0xff) : content == LOWEST ? 0x19 : (uint8_t)next_random();
@@ -119,8 +108,7 @@ static inline void fill_mxfp4_panel(uint8_t *panel, size_t groups, enum content 
     }
 }
 
-static inline void fill_float_panel(uint8_t *panel, int type, size_t cols, enum content content)
-{
+static inline void fill_float_panel(uint8_t *panel, int type, size_t cols, enum content content) {
     for (size_t k = 0; k < cols; k++) {
         float row[16];
         fill(row, 16, content == HIGHEST ? 1e18f : 0.5f, content == JUMPING ? ORDINARY : content);
@@ -133,8 +121,7 @@ static inline void fill_float_panel(uint8_t *panel, int type, size_t cols, enum 
     }
 }
 
-static inline struct matrix new_matrix(int type, int32_t rows, int32_t cols, enum content content)
-{
+static inline struct matrix new_matrix(int type, int32_t rows, int32_t cols, enum content content) {
     const size_t bytes = panel_bytes(type, (uint64_t)cols), panels = (size_t)(rows + 15) / 16;
     uint8_t *const data = take(bytes * panels);
     for (size_t p = 0; p < panels; p++) {
@@ -148,20 +135,17 @@ static inline struct matrix new_matrix(int type, int32_t rows, int32_t cols, enu
     return (struct matrix){data, rows, cols, (uint8_t)type};
 }
 
-static inline void free_matrix(const struct matrix *w)
-{
+static inline void free_matrix(const struct matrix *w) {
     free((void *)(uintptr_t)w->data);
 }
 
 /* Bytes from one activation row to the next: f32 rows end on no boundary. */
-static inline size_t activation_stride(int type, int32_t cols)
-{
+static inline size_t activation_stride(int type, int32_t cols) {
     return type_reads_q8(type) ? q8_row_bytes((size_t)cols) : (size_t)cols * 4 + 4;
 }
 
 /* Beside extreme weights: quants of +-127, or floats that keep the sums finite and the smallest ones above zero. */
-static inline void fill_activations(int type, uint8_t *x, int32_t n, int32_t cols, enum content content)
-{
+static inline void fill_activations(int type, uint8_t *x, int32_t n, int32_t cols, enum content content) {
     const enum content kind = content == LOWEST && type_reads_q8(type) ? HIGHEST : content == HIGHEST ? HIGHEST : ORDINARY;
     float *const row = take((size_t)cols * 4);
     for (int32_t t = 0; t < n; t++) {

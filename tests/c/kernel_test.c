@@ -11,8 +11,7 @@
 
 static const struct kernels *tested;
 
-static void compare(const char *what, const void *expected, const void *found, size_t bytes, int32_t n, int32_t k)
-{
+static void compare(const char *what, const void *expected, const void *found, size_t bytes, int32_t n, int32_t k) {
     if (memcmp(expected, found, bytes) == 0) return;
     size_t at = 0;
     while (((const uint8_t *)expected)[at] == ((const uint8_t *)found)[at]) at++;
@@ -20,8 +19,7 @@ static void compare(const char *what, const void *expected, const void *found, s
     exit(1);
 }
 
-static void compare_rows(const struct matrix *w)
-{
+static void compare_rows(const struct matrix *w) {
     for (int32_t r = 0; r < w->rows; r += 7) {
         float *const a = take((size_t)w->cols * 4 + 4), *const b = take((size_t)w->cols * 4 + 4);
         kernels_scalar.read_row(w, r, a + 1);
@@ -33,8 +31,7 @@ static void compare_rows(const struct matrix *w)
 }
 
 /* Rows of x and y on no boundary; all panels or all but the first; rows picked or in order, stored apart or by pointers. */
-static void test_matmul(int type, int32_t rows, int32_t cols, int32_t n, enum content content)
-{
+static void test_matmul(int type, int32_t rows, int32_t cols, int32_t n, enum content content) {
     static const char *const whats[N_CONTENTS] = {"matmul", "matmul, all highest", "matmul, all lowest", "matmul, jumping"};
     const struct matrix w = new_matrix(type, rows, cols, content);
     const size_t stride = activation_stride(type, cols), y_stride = (size_t)rows + 3, y_bytes = (y_stride * (size_t)n + 1) * 4;
@@ -65,8 +62,7 @@ static void test_matmul(int type, int32_t rows, int32_t cols, int32_t n, enum co
 }
 
 /* What a row holds when it is not finite must show: in all_finite, and in the scale of its group. */
-static void test_not_finite(float *x, int32_t n)
-{
+static void test_not_finite(float *x, int32_t n) {
     const int32_t spoil = random_below(n), groups = (int32_t)q8_groups((size_t)n);
     uint8_t *const row = take(q8_row_bytes((size_t)n));
     fill(x, n, 2, ORDINARY);
@@ -80,8 +76,7 @@ static void test_not_finite(float *x, int32_t n)
     free(row);
 }
 
-static void test_rows(int32_t n, enum content content)
-{
+static void test_rows(int32_t n, enum content content) {
     const size_t bytes = (size_t)n * 4, q8 = q8_row_bytes((size_t)n);
     float *const x = take(bytes + 8), *const w = take(bytes + 8), *const a = take(bytes + 8), *const b = take(bytes + 8);
     uint8_t *const qa = take(q8), *const qb = take(q8);
@@ -134,8 +129,7 @@ static void test_rows(int32_t n, enum content content)
 }
 
 /* Block by block and merged: the same bits as in one go. */
-static void test_attend_blocks(const struct attend *whole, int32_t blocks, float *const *expected, float *const *found)
-{
+static void test_attend_blocks(const struct attend *whole, int32_t blocks, float *const *expected, float *const *found) {
     const size_t floats = attend_partial_floats(whole->value_dim);
     float *const partials = take(floats * (size_t)blocks * (size_t)whole->n * 4);
     struct attend job = *whole;
@@ -154,8 +148,7 @@ static void test_attend_blocks(const struct attend *whole, int32_t blocks, float
 }
 
 /* NaN into the keys and values of every position before the first that any query sees. */
-static void spoil_unseen(const struct attend *job, float *pool, size_t block_floats)
-{
+static void spoil_unseen(const struct attend *job, float *pool, size_t block_floats) {
     int32_t first = INT32_MAX;
     for (int32_t j = 0; j < job->n; j++) first = job->first_key[j] < first ? job->first_key[j] : first;
     for (int32_t key = 0; key < first; key++) {
@@ -168,8 +161,7 @@ static void spoil_unseen(const struct attend *job, float *pool, size_t block_flo
     }
 }
 
-static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content content)
-{
+static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content content) {
     const int32_t stride = (head_dim + 15) & ~15, blocks = (keys + KV_BLOCK - 1) / KV_BLOCK;
     const size_t block_bytes = (size_t)KV_BLOCK * (size_t)(head_dim + stride) * 4;
     uint8_t *const pool = take(block_bytes * (size_t)blocks);
@@ -224,8 +216,7 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
 }
 
 /* All rows at once by the scalar set, in two calls by the other: the state between them must carry everything. */
-static void test_convolve(int32_t cols, int32_t width, int32_t n, enum content content)
-{
+static void test_convolve(int32_t cols, int32_t width, int32_t n, enum content content) {
     const size_t stride = (size_t)cols + 3, bytes = stride * (size_t)n * 4, past_bytes = (size_t)cols * (size_t)(width - 1) * 4;
     const int32_t first = random_below(n + 1);
     const bool silu = next_random() % 2;
@@ -248,8 +239,7 @@ static void test_convolve(int32_t cols, int32_t width, int32_t n, enum content c
     free(other);
 }
 
-static void test_delta(int32_t key_dim, int32_t value_dim, int32_t n, enum content content)
-{
+static void test_delta(int32_t key_dim, int32_t value_dim, int32_t n, enum content content) {
     const size_t stride = (size_t)(2 * key_dim + value_dim) + 3, bytes = (stride * (size_t)n + 1) * 4;
     const size_t state_bytes = (size_t)((value_dim + 15) & ~15) * (size_t)key_dim * 4;
     const int32_t first = random_below(n + 1);
@@ -275,8 +265,7 @@ static void test_delta(int32_t key_dim, int32_t value_dim, int32_t n, enum conte
     free(other);
 }
 
-static void test_set(void)
-{
+static void test_set(void) {
     static const int types[] = {TYPE_F32, TYPE_BF16, TYPE_Q8, TYPE_Q4, TYPE_Q6, TYPE_MXFP4};
     static const int32_t edges[] = {63, 64, 65, 255, 256, 257, 287, 288, 289, 511, 512, 513}; /* groups, super-groups */
     enum { N_TYPES = 6, N_EDGES = sizeof edges / sizeof *edges, SHORT = 40 };
@@ -298,8 +287,7 @@ static void test_set(void)
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const int first_name = argc > 1 && strcmp(argv[1], "--bench") == 0 ? 2 : 1;
     int named = 0; /* how many of the sets named were compared */
     bool usable;
