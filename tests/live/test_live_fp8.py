@@ -30,9 +30,10 @@ SETTINGS = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to
 @pytest.mark.parametrize("form", [BLOCK, "channel", "tensor"])
 def test_numbers_equal_those_of_transformers(form: fp8_checkpoints.Form, scale: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file
-    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+    from transformers.integrations import finegrained_fp8
 
-    dequantise: Any = Fp8Dequantize(None)._dequantize_one  # type: ignore[no-untyped-call]
+    reference: Any = finegrained_fp8
+    dequantise = reference.Fp8Dequantize(None)._dequantize_one
     source = checkpoints.qwen3_moe(tmp_path / "hf", storage="f32", experts="stacked", n_layers=1)
     directory = fp8_checkpoints.to_fp8(source, tmp_path / "fp8", form, scale=scale)
     stored, count = load_file(directory / "model.safetensors"), 0
