@@ -273,9 +273,9 @@ def test_no_heap_call_after_init(tmp_path: Path) -> None:
         models.converted(name, type)
         for name, type in [*cases, ("deepseek_v3_odd", "q8"), ("qwen3_next_odd", "q8")]
     ]
-    encoder = MAKERS["switch_transformers"](tmp_path / "encoder")
-    for path in [*paths, convert(encoder, tmp_path / "encoder.colibri", "q8").path]:
-        found = subprocess.run([str(program), str(path)], check=True, capture_output=True, text=True)
+    encoder = convert(MAKERS["switch_transformers"](tmp_path / "hf"), tmp_path / "encoder.colibri", "q8").path
+    for path, *more in [*((str(path),) for path in paths), (str(encoder), "with a source")]:
+        found = subprocess.run([str(program), path, *more], check=True, capture_output=True, text=True)
         assert found.stdout.split() == ["counted", "1", "evaluating", "0"], found.stderr
 
 
