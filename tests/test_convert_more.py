@@ -180,6 +180,19 @@ def wrapped(
     return source, others
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e3, "original_max_position_embeddings": 64}
+
+
+def test_what_a_norm_takes_away_again_scales_nothing(tmp_path: Path) -> None:
+    """llama4 norms q and k behind the rotation, whose scale is then without effect; else it counts."""
+    for norm, scale in ((True, 1.0), (False, float(np.float32(0.1 * np.log(4) + 1)))):
+        name = f"norm-{norm}"
+        source = FAMILIES["llama4_text"](tmp_path / name, qk_norm=norm)
+        checkpoints.edit_json(source / "config.json", {"rope_parameters": YARN}, remove=["rope_scaling"])
+        path = convert(source, tmp_path / f"{name}.colibri").path
+        assert read_container(path).config["rope_scale"] == pytest.approx(scale)
+
+
 WRAPPED = [
     ("llama4_text", "llama4", "Llama4ForConditionalGeneration", "vision_model"),
     ("gemma3_text", "gemma3", "Gemma3ForConditionalGeneration", "vision_tower"),
@@ -241,6 +254,16 @@ def test_what_stands_beside_the_text_may_not_change_it(
         ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
         ("llama4_text", {"moe_layers": "all"}, "moe_layers"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+            "settings by kind of layer",
+        ),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}},
+            "one attention factor in all layers",
+        ),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
         ("gemma3_text", {"layer_types": ["full_attention"]}, "layer_types"),

@@ -107,14 +107,14 @@ def explain(
 def _keys(plan: Plan) -> tuple[list[KeyRow], list[KeyRow]]:
     """Rows of the keys in config.json, and of those that it leaves out."""
     base = _facts(plan, {})
-    given = [name for name in plan.keys.values if name not in plan.keys.defaults]
+    given = [name for name in plan.checkpoint.config if name not in plan.keys.defaults]
     rows = {}
     for name in [*given, *plan.keys.defaults]:
-        value = plan.keys.values.get(name, plan.keys.defaults.get(name))
+        value = plan.checkpoint.config.get(name, plan.keys.defaults.get(name))
         changed = _changed(plan, base, name, value, {})
         why = _why(plan, name, value, bool(changed))
         if not changed and not why:  # a change of this key alone is refused, or has to wait for another one
-            for other, old in plan.keys.values.items():
+            for other, old in plan.checkpoint.config.items():
                 if other != name and not changed and not plan.keys.reason(other):
                     for new in _others(old, plan.keys.required.get(other, ()))[:3]:
                         changed |= _changed(plan, base, name, value, {other: new})
@@ -132,7 +132,7 @@ def _why(plan: Plan, name: str, value: Any, decides: bool) -> str:
         return _quantisation(plan)
     if decides:
         return ""
-    reason = plan.keys.reason(name) if name in plan.keys.values else ""
+    reason = plan.keys.reason(name) if name in plan.checkpoint.config else ""
     if reason:
         return f"harmless: {reason}"
     if name in plan.keys.required:
@@ -149,7 +149,7 @@ def _quantisation(plan: Plan) -> str:
 
 def _facts(plan: Plan, changes: dict[str, Any], without: str = "") -> dict[str, Any]:
     """Everything that a family makes of config.json, comparable; empty if it refuses these values."""
-    values = {name: value for name, value in plan.keys.values.items() if name not in plan.keys.defaults}
+    values = {name: value for name, value in plan.checkpoint.config.items() if name not in plan.keys.defaults}
     values = {name: value for name, value in (values | changes).items() if name != without}
     try:
         decoder = plan.family.read_config(Keys(values, plan.keys.path, plan.keys.context))
@@ -170,7 +170,7 @@ def _changed(plan: Plan, base: dict[str, Any], name: str, value: Any, beside: di
     made = [
         _facts(plan, beside | {name: other}) for other in _others(value, plan.keys.required.get(name, ()))
     ]
-    if name in plan.keys.values:
+    if name in plan.checkpoint.config:
         made.append(_facts(plan, beside, without=name))
     return {
         field

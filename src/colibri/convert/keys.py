@@ -82,7 +82,7 @@ class Keys:
     """Reads keys and remembers which; `finish` refuses what is left."""
 
     def __init__(self, values: dict[str, Any], path: Path, context: int | None = None) -> None:
-        self.values = values
+        self.values = dict(values)  # a family may replace some, for itself alone
         self.path = path
         self.context = context  # longest text that the file shall be for; None: as config.json says
         self.defaults: dict[str, Any] = {}

@@ -23,6 +23,7 @@ from colibri.convert.targets import with_encoder
 from colibri.convert.tensors import resolve
 from colibri.entries import Entry, WeightTypes, expected_entries
 from colibri.errors import ArgumentError, ConversionError
+from colibri.quantize import KEPT
 
 HEAD = "lm_head.weight"
 # Raise it when the same source gives other bytes: cached conversions are then made anew.
@@ -86,6 +87,8 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     entries = expected_entries(full, types)
     views, left_out = resolve(checkpoint, family, entries, full, decoder, forms)
     notes += _stored_otherwise(views, types) + _left_out(left_out)
+    if types.experts == KEPT and request.experts is None and request.type is not None:
+        notes.append(f"experts stay {KEPT}, as they are stored; --experts {request.type} makes them so")
     model_type = checkpoint.config["model_type"]
     source = embedded.source_json(checkpoint, model_type, str(types), CONVERTER_VERSION)
     return Plan(

@@ -102,7 +102,7 @@ def read_rope(
 
 
 def _rotated_share(keys: Keys, settings: dict[str, Any], share: float | None, kind: str) -> float:
-    top = keys.raw("partial_rotary_factor", share)
+    top = keys.raw("partial_rotary_factor", None if "partial_rotary_factor" in settings else share)
     found = _positive(keys, settings, "partial_rotary_factor", 1.0 if top is None else top)
     if share is None and found != 1 and kind != "proportional":  # which one is meant?
         wanted = "1 or none: this family rotates the whole head"

@@ -55,10 +55,13 @@ def read_sandwich(
     decoder = read_decoder(keys, defaults, windows=placed)
     config = decoder.config
     local = Keys({"rope_parameters": ropes[SLIDING]}, keys.path)
-    inv_freq = [
-        decoder.inv_freq,
-        read_rope(local, config["head_dim"], config["context_length"], 1.0).inv_freq,
-    ]
+    rope = read_rope(local, config["head_dim"], config["context_length"], 1.0)
+    if rope.scale != config["rope_scale"]:
+        raise keys.error(
+            "rope_parameters",
+            f"one attention factor in all layers (now {config['rope_scale']:g} and {rope.scale:g})",
+            "Other factors are not supported.",
+        )
     cap = keys.raw("final_logit_softcapping")
     config.update(
         GELU,
@@ -69,4 +72,4 @@ def read_sandwich(
         embed_scale=math.sqrt(config["n_embd"]),
         output_cap=0.0 if cap is None else keys.number("final_logit_softcapping", 0.0),
     )
-    return decoder._replace(inv_freq=np.concatenate(inv_freq))
+    return decoder._replace(inv_freq=np.concatenate([decoder.inv_freq, rope.inv_freq]))

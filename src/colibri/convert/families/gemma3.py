@@ -64,7 +64,7 @@ def _ropes(keys: Keys) -> dict[str, dict[str, Any]]:
     }
     if not isinstance(old, dict) or not isinstance(new, dict):
         raise keys.error("rope_scaling", "an object or null")
-    if FULL not in new and SLIDING not in new:
-        old, new = old | new, {}
+    if new and FULL not in new and SLIDING not in new:  # Transformers ignores such
+        raise keys.error("rope_parameters", f"settings by kind of layer: {FULL!r}, {SLIDING!r}")
     found = {FULL: (new.get(FULL) or {}) | old, SLIDING: new.get(SLIDING) or {}}
     return {kind: {"rope_theta": thetas[kind]} | settings for kind, settings in found.items()}

@@ -51,7 +51,8 @@ EXPERTS: ExpertNames | None = ExpertNames((BLOCK,), ("gate_proj", "up_proj", "do
 
 
 def read_config(keys: Keys) -> Decoder:
-    """The norm of q and k has no weight and follows the rotation, which keeps lengths: ones before it."""
+    """The norm of q and k has no weight and follows the rotation, which keeps lengths but for a scale: ones
+    before it."""
     kinds = keys.raw("layer_types")
     keys.values.pop("layer_types", None)
     decoder = read_decoder(keys, DEFAULTS, THETA)
@@ -75,6 +76,8 @@ def read_config(keys: Keys) -> Decoder:
     )
     if any(routed):
         config.update(router_score=2, router_on_input=1, n_ff_shared=width)
+    if norm:  # takes away what the rotation scales by
+        config["rope_scale"] = 1.0
     ones = np.ones(config["head_dim"], np.float32)
     made = {f"layers.{{N}}.attn_{part}_norm": ones for part in "qk"} if norm else {}
     step, strength = keys.integer("floor_scale", 8192), keys.number("attn_scale", 0.1)
