@@ -136,6 +136,15 @@ static const char *latent_fault(const struct config *c) {
     return c->qk_norm || c->qkv_clip > 0 || c->attn_qkv_bias ? "kv_latent_dim goes without qk_norm, qkv_clip and attn_qkv_bias" : NULL;
 }
 
+static const char *encoder_fault(const struct config *c) {
+    if (c->sinusoids && c->n_embd % 2 != 0) return "sinusoids need an even n_embd";
+    if (c->attn_bias_span && c->attn_bias_span < 8) return "attn_bias_span is below 8";
+    if (c->expert_capacity && c->n_encoder_layers == 0) return "expert_capacity needs n_encoder_layers";
+    if (c->n_encoder_layers >= c->n_layers) return "n_encoder_layers leaves no layer";
+    if (c->n_encoder_layers == 0 || (c->rope_dim == 0 && c->kv_latent_dim == 0 && c->delta_heads == 0)) return NULL;
+    return "n_encoder_layers goes without rope_dim, kv_latent_dim and mixer 1";
+}
+
 static const char *delta_fault(const struct config *c) {
     bool used = false;
     const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_key_dim, c->delta_value_dim, c->conv_width};
@@ -144,16 +153,7 @@ static const char *delta_fault(const struct config *c) {
         if ((sizes[i] > 0) != used) return "mixer 1 goes with delta_heads, delta_key_heads, delta_key_dim, delta_value_dim and conv_width";
     }
     if (c->attn_gate && c->kv_latent_dim) return "kv_latent_dim goes without attn_gate";
-    return used && c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : NULL;
-}
-
-static const char *encoder_fault(const struct config *c) {
-    if (c->sinusoids && c->n_embd % 2 != 0) return "sinusoids need an even n_embd";
-    if (c->attn_bias_span && c->attn_bias_span < 8) return "attn_bias_span is below 8";
-    if (c->expert_capacity && c->n_encoder_layers == 0) return "expert_capacity needs n_encoder_layers";
-    if (c->n_encoder_layers >= c->n_layers) return "n_encoder_layers leaves no layer";
-    if (c->n_encoder_layers == 0 || (c->rope_dim == 0 && c->kv_latent_dim == 0 && c->delta_heads == 0)) return NULL;
-    return "n_encoder_layers goes without rope_dim, kv_latent_dim and mixer 1";
+    return used && c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : encoder_fault(c);
 }
 
 /* How fields must fit together. */
@@ -176,9 +176,7 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL && (fault = delta_fault(config)) == NULL) {
-        fault = encoder_fault(config);
-    }
+    else if ((fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) fault = delta_fault(config);
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

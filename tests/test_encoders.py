@@ -235,11 +235,13 @@ def test_the_plan_counts_sources() -> None:
     native.close_model(model)
 
 
+DELTA = dict.fromkeys(("delta_heads", "delta_key_heads", "delta_key_dim", "delta_value_dim", "conv_width"), 2)
 CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no layer left": ({"n_encoder_layers": 7}, "leaves no layer"),
     "short biases": ({"attn_bias_span": 5}, "below 8"),
     "capacity without encoder": ({"n_encoder_layers": 0}, "expert_capacity needs n_encoder_layers"),
     "rotation": ({"rope_dim": 4}, "goes without rope_dim"),
+    "states": (DELTA | {"mixer": [0] * 6 + [1]}, "goes without .*mixer 1"),
 }
 
 

@@ -183,6 +183,7 @@ def test_saturated_sigmoids_are_told_apart_by_their_logits(score: int, best: boo
         (GROUPS_V2 | {"router_score": 2}, "router_score 2 goes without"),
         ({"router_bias": 1, "router_score": 2}, "router_score 2 goes without"),
         ({"router_on_input": 1, "expert_bias": 1}, "router_on_input goes without"),
+        ({"router_on_input": 1, "ffn_ungated": 1}, "router_on_input goes without"),
         ({"router_on_input": 1, "ffn_cubic": 1.0}, "router_on_input goes without"),
         ({"router_on_input": 1, "ffn_limit": 1.0}, "router_on_input goes without"),
         ({"router_on_input": 1, "ffn_up_offset": 1.0}, "router_on_input goes without"),
