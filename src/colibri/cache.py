@@ -45,17 +45,21 @@ def resolve(
     dense: str | None = None,
     output: str | None = None,
 ) -> Path:
-    """The `.colibri` file of `model`: "demo", such a file, or a Hugging Face directory, which is converted
-    the first time, to types as convert() takes them. `notify` gets a sentence when a conversion starts, and
-    its notes; `progress` follows it.
+    """The `.colibri` file of `model`: "demo", such a file, or a Hugging Face directory or GGUF file, which is
+    converted the first time, to types as convert() takes them. `notify` gets a sentence when a conversion
+    starts, and its notes; `progress` follows it.
     """
     name = os.fspath(model)
     if not name:
-        raise ConversionError(f'MODEL is empty. Give a .colibri file, a Hugging Face directory, or "{DEMO}".')
+        raise ConversionError(
+            f'MODEL is empty. Give a .colibri file, a Hugging Face directory, a GGUF file, or "{DEMO}".'
+        )
     if name == DEMO:
         return _demo()
     path = Path(name)
-    if path.is_dir():
+    if is_container(path):
+        return path
+    if is_source(path):
         weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
         types = _types(path, type, experts, dense, output)
         told = notify or (lambda text: None)
@@ -72,11 +76,10 @@ def resolve(
             return report.path
 
         return _converted(path, types, converting, told)
-    if is_container(path):
-        return path
     if not path.exists():
         raise ConversionError(
-            f"No model {name!r}: neither a .colibri file nor a Hugging Face directory has this path. "
+            f"No model {name!r}: neither a .colibri file nor a Hugging Face directory nor a GGUF file has "
+            "this path. "
             f'The bundled model is called "{DEMO}".'
         )
     if not path.is_file():
@@ -87,8 +90,17 @@ def resolve(
         raise ModelIOError(f"Cannot read {path}: no permission.")
     raise ConversionError(
         f"{path} is not a .colibri file. Give a .colibri file, a Hugging Face directory (config.json and "
-        f'.safetensors), or "{DEMO}".'
+        f'.safetensors), a GGUF file, or "{DEMO}".'
     )
+
+
+def is_source(path: Path) -> bool:
+    """Whether a conversion can start from it, as far as its name and first bytes tell."""
+    if is_container(path):
+        return False
+    from colibri.convert.source import gguf_path  # heavy: only where something has to be converted
+
+    return path.is_dir() or (path.is_file() and gguf_path(path) is not None)
 
 
 def _demo() -> Path:
@@ -105,10 +117,10 @@ def _types(
     source: Path, type: str | None, experts: str | None, dense: str | None, output: str | None
 ) -> WeightTypes:
     """As convert() chooses them: some experts stay as the checkpoint stores them."""
-    from colibri.convert.checkpoint import open_checkpoint
-    from colibri.convert.mxfp4 import chosen_types
+    from colibri.convert.source import open_source
+    from colibri.convert.types import chosen_types
 
-    return chosen_types(open_checkpoint(source), type, experts, dense, output)
+    return chosen_types(open_source(source), type, experts, dense, output)
 
 
 def _converted(
@@ -150,10 +162,10 @@ def cached_name(source: Path, types: str) -> str:
     Times are part of the key because the fingerprint reads only both ends of a weight file.
     """
     from colibri.convert import CONVERTER_VERSION
-    from colibri.convert.checkpoint import weight_files
     from colibri.convert.embedded import fingerprint
+    from colibri.convert.source import source_files
 
-    weights = weight_files(source)
+    weights = source_files(source)
     digest = hashlib.sha256(f"{CONVERTER_VERSION}\0{types}\0{fingerprint(source, weights)}".encode())
     for file in weights:
         digest.update(f"\0{file.name}\0{file.stat().st_mtime_ns}".encode())

@@ -23,7 +23,7 @@ from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
 from colibri._native import Floats, Ids, MemoryPlan
 from colibri.arguments import IdList, Opening, checked_ids
-from colibri.cache import DEMO, resolve
+from colibri.cache import DEMO, is_source, resolve
 from colibri.drawing import drawer
 from colibri.errors import ArgumentError, UnsupportedError
 from colibri.format import read_blobs
@@ -84,10 +84,10 @@ def load(
     chosen = Opening(threads, context, max_batch, chunk, residency, prefetch, pin, progress)
     name = os.fspath(path)
     for key, value in (("type", type), ("experts", experts), ("dense", dense), ("output", output)):
-        if value is not None and (name == DEMO or not Path(name).is_dir()):
+        if value is not None and (name == DEMO or not is_source(Path(name))):
             raise ArgumentError(
-                f"{key}={value!r} has no effect: {name} is not a Hugging Face directory, so nothing is "
-                "converted"
+                f"{key}={value!r} has no effect: {name} is neither a Hugging Face directory nor a GGUF file, "
+                "so nothing is converted"
             )
     return Model(resolve(name, type, notify=_log.info, experts=experts, dense=dense, output=output), chosen)
 

@@ -151,14 +151,14 @@ def print_tables(*tables: Table) -> None:
 def resolve_model(model: str, types: Mapping[str, str | None]) -> Path:
     """The `.colibri` file that MODEL stands for; a checkpoint is converted once, with a bar. types: what was
     given for --type, --experts, --dense and --output."""
-    from colibri.cache import resolve
+    from colibri.cache import is_source, resolve
 
-    if not Path(model).is_dir() or model == "demo":
+    if model == "demo" or not is_source(Path(model)):
         for option, value in types.items():
             if value is not None:
                 raise typer.BadParameter(
-                    f"--{option} {value} has no effect: {model} is not a Hugging Face directory, so nothing "
-                    "is converted"
+                    f"--{option} {value} has no effect: {model} is neither a Hugging Face directory nor a "
+                    "GGUF file, so nothing is converted"
                 )
         return resolve(model)
     chosen = {option: value for option, value in types.items() if value is not None}

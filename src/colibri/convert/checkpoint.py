@@ -7,7 +7,9 @@ is for shards.py to say, what a name means for the families.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,12 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from colibri.convert import float8
+from colibri.convert.gguf import blocks
+from colibri.convert.gguf.blocks import Blocks
+from colibri.convert.gguf.container import GgufFile
 from colibri.convert.shards import read_json, refuse_files, unused_weight_files, weight_files
-from colibri.errors import ConversionError
+from colibri.convert.source_tensor import SourceTensor
+from colibri.errors import ConversionError, ModelIOError
 
 __all__ = [
     "Checkpoint",
@@ -43,27 +49,32 @@ _LARGEST_MAPPED = 128 << 20  # bytes read from a shard before it is mapped anew
 
 
 @dataclass(frozen=True, slots=True)
-class SourceTensor:
-    """A tensor of the checkpoint; `name` is the one in its file, `dtype` the one of safetensors (BF16, I32
-    ...)."""
-
-    name: str
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def item_bytes(self) -> int:
-        """Only for the dtypes that are read."""
-        return 4 if self.dtype == "F32" else 1 if self.dtype in (*float8.WEIGHTS, *float8.EXPONENTS) else 2
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """What a conversion starts from: a Hugging Face directory, or a GGUF file that stands for one."""
+
     path: Path
     config: dict[str, Any]
     tensors: dict[str, SourceTensor]  # by name without wrappers
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()  # for the user
+    small_files: Mapping[str, bytes] | None = None  # those of GGUF; None: they lie in the directory
+    gguf: GgufFile | None = None
+
+    def small_file(self, name: str) -> bytes | None:
+        """The bytes of a file beside the weights, None if there is none."""
+        if self.small_files is not None:
+            return self.small_files.get(name)
+        try:
+            return (self.path / name).read_bytes() if (self.path / name).is_file() else None
+        except OSError as error:
+            raise ModelIOError(f"Cannot read {self.path / name}: {error.strerror or error}.") from error
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """The JSON object in such a file; empty if there is none."""
+        if self.small_files is not None:
+            found: dict[str, Any] = json.loads(self.small_files.get(name, b"{}"))
+            return found
+        return read_json(self.path / name) if (self.path / name).is_file() else {}
 
 
 class Grid(NamedTuple):
@@ -106,10 +117,18 @@ class View:
         """Of so many rows in the file."""
         if self.scales is not None:
             return rows * self.cols * 17 // 32
-        return rows * self.cols * self.tensor.item_bytes
+        return stored_bytes(self.tensor, rows * self.cols)
 
 
 ReadRows = Callable[[View, int, int], Any]
+
+
+def stored_bytes(tensor: SourceTensor, count: int) -> int:
+    """Bytes of so many elements of a tensor of a type that is read."""
+    if tensor.offset is not None:
+        return blocks.row_bytes(tensor.dtype, count)
+    narrow = tensor.dtype in (*float8.WEIGHTS, *float8.EXPONENTS)
+    return count * (4 if tensor.dtype == "F32" else 1 if narrow else 2)
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
@@ -212,6 +231,8 @@ def reading() -> Iterator[ReadRows]:
 
     def read(view: View, first: int, last: int) -> Any:
         tensor = view.tensor
+        if tensor.offset is not None:
+            return _ggml_rows(view, first, last)
         picked = np.array(view.order[first:last], dtype=np.intp)
         rows = slice(view.start + first, view.start + last)
         if view.order and not view.flat:
@@ -251,8 +272,32 @@ def reading() -> Iterator[ReadRows]:
         close()
 
 
-def widen(data: npt.NDArray[Any] | Scaled) -> npt.NDArray[np.float32]:
-    """float32 from f32, f16 or bf16, exactly; from FP8, the product with its scale, rounded once."""
+def _ggml_rows(view: View, first: int, last: int) -> Any:
+    """Rows of a view of a GGUF file: plain numbers, or Blocks."""
+    tensor = view.tensor
+    if view.flat:
+        shape = (1, math.prod(tensor.shape))
+        row = blocks.read_rows(tensor, shape, 0, slice(0, 1))
+        return row[:, np.array(view.order)] if view.order else row
+    if view.transposed:
+        lines = blocks.read_rows(
+            tensor, tensor.shape, view.expert or 0, slice(view.col, view.col + view.cols)
+        )
+        return widen(lines)[:, view.start + first : view.start + last].T
+    picked = np.array(view.order[first:last], np.intp) if view.order else view.start + np.arange(first, last)
+    rows = slice(int(picked.min()), int(picked.max()) + 1)
+    lines = blocks.read_rows(tensor, tensor.shape, view.expert or 0, rows)
+    if not view.order:
+        return lines
+    at = picked - rows.start
+    return lines._replace(data=lines.data[at]) if isinstance(lines, Blocks) else lines[at]
+
+
+def widen(data: npt.NDArray[Any] | Scaled | Blocks) -> npt.NDArray[np.float32]:
+    """float32 from f32, f16 or bf16, exactly; from FP8, the product with its scale, rounded once; from
+    blocks of ggml, as ggml decodes them."""
+    if isinstance(data, Blocks):
+        return blocks.widen(data)
     if isinstance(data, Scaled):
         numbers = np.take(float8.values(data.dtype), data.codes)
         numbers *= np.take(data.grid[data.rows], data.cols, axis=1)
@@ -266,7 +311,14 @@ def widen(data: npt.NDArray[Any] | Scaled) -> npt.NDArray[np.float32]:
 
 def refuse_dtype(view: View) -> None:
     tensor = view.tensor
-    if view.scales is not None:
+    if tensor.offset is not None:
+        if tensor.dtype not in (blocks.PLAIN if view.flat else blocks.decodable()):
+            wanted = " or ".join(blocks.PLAIN) if view.flat else "a type of weights"
+            raise ConversionError(
+                f"{tensor.name} in {tensor.file.name} is stored as {tensor.dtype}; expected {wanted}. Get a "
+                "conversion of this model in another type."
+            )
+    elif view.scales is not None:
         tensor = tensor if tensor.dtype != "U8" else view.scales
         if tensor.dtype != "U8":
             raise ConversionError(f"{tensor.name} in {tensor.file.name} is {tensor.dtype}; expected U8.")

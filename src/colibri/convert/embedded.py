@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.chat import template_error
-from colibri.convert.checkpoint import Checkpoint, read_json
+from colibri.convert.checkpoint import Checkpoint
 from colibri.convert.tokenizer_files import SENTENCEPIECE, TIKTOKEN, as_tokenizer_json, tokenizer_file
 from colibri.errors import ConversionError, ModelIOError
 
@@ -55,11 +55,10 @@ def read_embedded(
     require_tokenizer: bool,
 ) -> Embedded:
     """Everything but source.json."""
-    path = checkpoint.path
     notes: list[str] = []
     settings, special_map = (
-        _optional(path / "tokenizer_config.json"),
-        _optional(path / "special_tokens_map.json"),
+        checkpoint.settings("tokenizer_config.json"),
+        checkpoint.settings("special_tokens_map.json"),
     )
     blobs: dict[str, bytes] = {}
     tokenizer = _tokenizer(checkpoint, require_tokenizer, settings, special_map, notes)
@@ -69,8 +68,8 @@ def read_embedded(
         notes.append("no tokenizer: the file can only be evaluated by token ids")
     else:
         blobs["tokenizer.json"], ids = tokenizer
-        n_used = _check_vocabulary(path, ids, settings, n_vocab, notes)
-    template = _chat_template(path, settings)
+        n_used = _check_vocabulary(checkpoint, ids, settings, n_vocab, notes)
+    template = _chat_template(checkpoint, settings)
     if template is not None:
         blobs["chat_template.jinja"] = template.encode()
         if error := template_error(template):
@@ -125,10 +124,6 @@ def _dump(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, indent=1).encode()
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _tokenizer(
     checkpoint: Checkpoint,
     required: bool,
@@ -138,7 +133,8 @@ def _tokenizer(
 ) -> tuple[bytes, dict[str, int]] | None:
     """The bytes of tokenizer.json, the checkpoint's own or made from its tokenizer file; its ids by token."""
     path = checkpoint.path
-    file = tokenizer_file(path)
+    ready = checkpoint.small_file("tokenizer.json")
+    file = path / "tokenizer.json" if ready is not None else tokenizer_file(path)
     if file is None:
         if not required:
             return None
@@ -148,8 +144,8 @@ def _tokenizer(
             f"{found}. Make a tokenizer.json with Transformers: "
             "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)."
         )
-    if file.name == "tokenizer.json":
-        parsed, data = read_json(file), file.read_bytes()
+    if ready is not None:
+        parsed, data = checkpoint.settings("tokenizer.json"), ready
     else:
         data = as_tokenizer_json(file, checkpoint.config, settings, special_map, notes)
         parsed = json.loads(data)
@@ -171,17 +167,18 @@ def _tokenizer(
 
 
 def _check_vocabulary(
-    path: Path, ids: dict[str, int], settings: dict[str, Any], n_vocab: int, notes: list[str]
+    checkpoint: Checkpoint, ids: dict[str, int], settings: dict[str, Any], n_vocab: int, notes: list[str]
 ) -> int:
     """Ids beyond the embedding are an error wherever they are written; rows beyond the tokenizer are
     padding."""
-    added = _optional(path / "added_tokens.json").items()
+    path = checkpoint.path
+    added = checkpoint.settings("added_tokens.json").items()
     extra = {token: number for token, number in added if isinstance(number, int)}
     decoder = settings.get("added_tokens_decoder")
     for number, token in (decoder if isinstance(decoder, dict) else {}).items():
         content = token.get("content") if isinstance(token, dict) else token
         extra[str(content)] = int(number) if re.fullmatch("[0-9]{1,9}", number) else -1
-    own = tokenizer_file(path)
+    own = tokenizer_file(path) if checkpoint.small_files is None else None
     made_from = own.name if own is not None else "tokenizer.json"
     for known, file in ((ids, made_from), (extra, "added_tokens.json or tokenizer_config.json")):
         token, largest = max(known.items(), key=lambda item: item[1], default=("", -1))
@@ -199,13 +196,14 @@ def _check_vocabulary(
     return used
 
 
-def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
-    file = path / "chat_template.jinja"
-    if file.is_file():
+def _chat_template(checkpoint: Checkpoint, settings: dict[str, Any]) -> str | None:
+    name = "chat_template.jinja"
+    found = checkpoint.small_file(name)
+    if found is not None:
         try:
-            return file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConversionError(f"Cannot read {file}: {error}.") from error
+            return found.decode()
+        except UnicodeDecodeError as error:
+            raise ConversionError(f"Cannot read {checkpoint.path / name}: {error}.") from error
     template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
@@ -234,7 +232,7 @@ def _generation(
     defaults: tuple[int | None, tuple[int, ...]],
     tokenizer: bytes | None,
 ) -> dict[str, Any]:
-    config = _optional(checkpoint.path / "generation_config.json")
+    config = checkpoint.settings("generation_config.json")
     main = checkpoint.config
     bos_of_tokenizer = ids.get(special.get("bos_token", ""))
     eos_of_tokenizer = ids.get(special.get("eos_token", ""))

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from colibri.config import config_schema
-from colibri.convert.checkpoint import SourceTensor, open_checkpoint, reading
+from colibri.convert.checkpoint import reading
 from colibri.convert.keys import Keys
 from colibri.convert.prepare import Plan, Request, prepare
+from colibri.convert.source import open_source
+from colibri.convert.source_tensor import SourceTensor
 from colibri.convert.tensors import scales_of
 from colibri.entries import weight_types
 from colibri.errors import ColibriError
@@ -75,12 +77,13 @@ def explain(
     dense: str | None = None,
     output: str | None = None,
     context: int | None = None,
+    requantize: bool = False,
     require_tokenizer: bool = True,
 ) -> Explanation:
     """The account of a conversion with these choices, which are those of convert()."""
     weight_types(type, experts=experts, dense=dense, output=output)
-    checkpoint = open_checkpoint(Path(source))
-    request = Request(type, experts, dense, output, context, require_tokenizer)
+    checkpoint = open_source(Path(source))
+    request = Request(type, experts, dense, output, context, requantize, require_tokenizer)
     with reading() as read:
         plan = prepare(checkpoint, request, read)
     keys, defaults = _keys(plan)
@@ -233,6 +236,10 @@ def _other_fields(plan: Plan, decided: set[str]) -> dict[str, str]:
 # ------------------------------------------------------------------ tensors
 
 
+def _type(types: tuple[str, ...], parts: list[str]) -> str:
+    return types[PARTS.index(parts[0])] if parts else types[0]
+
+
 def _tensors(plan: Plan) -> Iterator[TensorRow]:
     slots: dict[str, dict[str, list[str]]] = {}  # tensor to entry to parts
     scales: dict[str, str] = {}
@@ -245,7 +252,7 @@ def _tensors(plan: Plan) -> Iterator[TensorRow]:
                 scales[tensor.name] = view.tensor.name
     for tensor in plan.checkpoint.tensors.values():
         named = [
-            f"{entry}{' ' + ', '.join(parts) if parts else ''} ({types[entry][0]})"
+            f"{entry}{' ' + ', '.join(parts) if parts else ''} ({_type(types[entry], parts)})"
             for entry, parts in slots.get(tensor.name, {}).items()
         ]
         if tensor.name in scales:

@@ -1,7 +1,7 @@
 """Experts that a checkpoint stores as MXFP4: 32 columns of 4-bit floats share a power of two.
 
 Owns: the bytes of *_blocks and *_scales, to panels of type mxfp4 (docs/FORMAT.md, section 4) without loss
-or to float32. Refuses: scales that f32 cannot hold, mxfp4 where a checkpoint has none. arXiv:2310.10537
+or to float32. Refuses: scales that f32 cannot hold. arXiv:2310.10537
 """
 
 from __future__ import annotations
@@ -9,33 +9,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from colibri.convert.checkpoint import Checkpoint
-from colibri.entries import WeightTypes, weight_types
 from colibri.errors import ConversionError
 from colibri.panels import MXFP4_VALUES
-from colibri.quantize import KEPT, PANEL_ROWS
+from colibri.quantize import PANEL_ROWS
 
 Bytes = npt.NDArray[np.uint8]
 _LARGEST = 252  # 6 x 2^(252 - 127) is below the largest f32; 255 stands for NaN
 _SCALES = 4  # groups whose scales lie together
-
-
-def chosen_types(
-    checkpoint: Checkpoint, type: str | None, experts: str | None, dense: str | None, output: str | None
-) -> WeightTypes:
-    """The types that were asked for; experts stored as mxfp4 stay so where none was asked for."""
-    settings = checkpoint.config.get("quantization_config")
-    stored = settings.get("quant_method") == KEPT if isinstance(settings, dict) else _has_blocks(checkpoint)
-    if experts == KEPT and not stored:
-        raise ConversionError(
-            f"Experts can be {KEPT} only where the checkpoint stores them so; this one does not. Choose q4."
-        )
-    return weight_types(type, experts=experts or (KEPT if stored else None), dense=dense, output=output)
-
-
-def _has_blocks(checkpoint: Checkpoint) -> bool:
-    """Some copies of such checkpoints have lost their quantization_config."""
-    return any(name.endswith("_proj_blocks") for name in checkpoint.tensors)
 
 
 def panels(block: Bytes, name: str, first_row: int) -> memoryview:

@@ -19,18 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from colibri.convert.checkpoint import Checkpoint, ReadRows, View, open_checkpoint, reading, widen
+from colibri.convert.checkpoint import Checkpoint, ReadRows, View, reading, stored_bytes, widen
+from colibri.convert.gguf.blocks import HELD, Blocks
+from colibri.convert.gguf.repack import repack
 from colibri.convert.mxfp4 import panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
 from colibri.convert.prepare import CONVERTER_VERSION, Plan, Request, prepare
+from colibri.convert.source import open_source
 from colibri.convert.tensors import pattern_of, scales_of
-from colibri.entries import Entry, bytes_by_class, weight_types
+from colibri.convert.types import is_rounded
+from colibri.entries import Entry, bytes_by_class, entry_class, weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Writer, is_container
-from colibri.quantize import KEPT, block_rows, pack
+from colibri.quantize import KEPT, block_rows, pack, unpack
 
 __all__ = ["CONVERTER_VERSION", "ConversionReport", "convert"]
 
+Squares = tuple[float, float]  # sums of squared errors and of squares
 Progress = Callable[[int, int, str], object]  # (bytes written, bytes of all tensors, entry name)
 
 _BLOCKS_AHEAD = 8  # packed blocks, about 1 MiB each, that may wait for the file
@@ -48,6 +53,9 @@ class ConversionReport:
     ignored_tensors: list[str]
     defaults_used: dict[str, Any]  # keys absent from config.json and the class defaults taken for them
     notes: list[str]
+    # Of matrices in types of GGUF that became others, by class: root of the sum of squared errors over that
+    # of squares.
+    errors: dict[str, float]
     seconds: float = field(compare=False)
 
 
@@ -60,29 +68,33 @@ def convert(
     dense: str | None = None,
     output: str | None = None,
     context: int | None = None,
+    requantize: bool = False,
     progress: Progress | None = None,
     overwrite: bool = True,
     require_tokenizer: bool = True,
 ) -> ConversionReport:
-    """Converts a Hugging Face directory to f32, bf16, q8 (the default), q6 or q4.
+    """Converts a Hugging Face directory to f32, bf16, q8 (the default), q6 or q4; or a GGUF file, whose
+    matrices stay as they are stored where a type here holds them without loss (the default).
 
     experts, dense, output: another type than `type` for routed experts; for attention, shared experts and
     dense feed-forward; for embedding and output head. Routers and vectors stay f32. Experts that the
     checkpoint stores as mxfp4 stay so unless `experts` says another type.
     context: the longest text that the file is for, at most and by default what config.json says; RoPE of type
     longrope has one set of frequencies for texts up to its original length, the default, and one beyond.
+    requantize: types of GGUF below 4 bits and non-linear ones may be rounded a second time.
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
     """
     started = time.perf_counter()
     weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
-    request = Request(type, experts, dense, output, context, require_tokenizer)
-    checkpoint = open_checkpoint(Path(source))
+    request = Request(type, experts, dense, output, context, requantize, require_tokenizer)
+    checkpoint = open_source(Path(source))
     _check_output(Path(out), checkpoint, overwrite)
     replaced = [f"{out} was there before and is replaced"] if Path(out).exists() else []
     with reading() as read, _pool() as pool:
         plan = prepare(checkpoint, request, read)
+        errors = Errors()
         writer = Writer(out, plan.config, plan.types, plan.blobs)
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
@@ -92,7 +104,7 @@ def convert(
                 if values is not None:
                     chunks = iter([memoryview(values.astype("<f4").tobytes())])
                 else:
-                    chunks = _packed(entry, plan.views[entry.name], read, pool)
+                    chunks = _packed(entry, plan.views[entry.name], read, pool, errors)
                 writer.write(entry.name, count(entry.name, chunks))
     return ConversionReport(
         path=writer.path,
@@ -105,6 +117,7 @@ def convert(
         ignored_tensors=list(plan.left_out),
         defaults_used=plan.keys.defaults,
         notes=replaced + plan.notes,
+        errors=errors.relative(),
         seconds=time.perf_counter() - started,
     )
 
@@ -112,7 +125,7 @@ def convert(
 def _source_bytes(plan: Plan) -> int:
     views = [view for entry in plan.views.values() for view in entry]
     grids = {tensor.name: tensor for view in views if view.grid for tensor in scales_of(view)}
-    of_grids = sum(math.prod(tensor.shape) * tensor.item_bytes for tensor in grids.values())
+    of_grids = sum(stored_bytes(tensor, math.prod(tensor.shape)) for tensor in grids.values())
     return sum(view.bytes(view.rows) for view in views) + of_grids
 
 
@@ -128,7 +141,8 @@ def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
         )
     if not os.access(real.parent, os.W_OK):
         raise ModelIOError(f"Cannot write {out}: no permission to create files in {real.parent}.")
-    if not is_container(real) and any(real == file.resolve() for file in checkpoint.path.iterdir()):
+    beside = checkpoint.files if checkpoint.gguf is not None else checkpoint.path.iterdir()
+    if not is_container(real) and any(real == file.resolve() for file in beside):
         raise ConversionError(f"The output {out} is a file of the source checkpoint. Choose another name.")
     if real.exists() and not (overwrite and is_container(real)):
         kind = "exists already" if overwrite is False else "exists and is not a .colibri file"
@@ -159,32 +173,62 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), "colibri-convert")
 
 
+class Errors:
+    """Sums over what was rounded a second time, by class of entry."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, list[float]] = {}
+
+    def add(self, entry: Entry, squares: tuple[float, float]) -> None:
+        """squares: of errors, of values"""
+        sums = self.sums.setdefault(entry_class(entry), [0.0, 0.0])
+        sums[0] += squares[0]
+        sums[1] += squares[1]
+
+    def relative(self) -> dict[str, float]:
+        return {name: math.sqrt(e / v) if v else 0.0 for name, (e, v) in self.sums.items()}
+
+
 def _packed(
-    entry: Entry, views: tuple[View, ...], read: ReadRows, pool: ThreadPoolExecutor
+    entry: Entry, views: tuple[View, ...], read: ReadRows, pool: ThreadPoolExecutor, errors: Errors
 ) -> Iterator[memoryview]:
     """The bytes of an entry, block after block. Errors name the source tensor."""
     if entry.kind == "vector":
         for view in views:
             yield _packed_vector(view, read)
         return
-    pending: deque[Future[memoryview]] = deque()
+    pending: deque[Future[tuple[memoryview, Squares | None]]] = deque()
+
+    def next_chunk() -> memoryview:
+        chunk, squares = pending.popleft().result()
+        if squares is not None:
+            errors.add(entry, squares)
+        return chunk
+
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
         step = block_rows(cols)
         for first in range(0, rows, step):
             block = read(view, first, min(first + step, rows))
             pending.append(pool.submit(_pack_block, block, type, view, first))
             if len(pending) > _BLOCKS_AHEAD:
-                yield pending.popleft().result()
+                yield next_chunk()
     while pending:
-        yield pending.popleft().result()
+        yield next_chunk()
 
 
-def _pack_block(block: Any, type: str, view: View, first: int) -> memoryview:
+def _pack_block(block: Any, type: str, view: View, first: int) -> tuple[memoryview, Squares | None]:
+    """The block's bytes, and if a type of GGUF became another one, what that changed."""
     name = view.tensor.name + ("" if view.expert is None else f"[{view.expert}]")
+    if isinstance(block, Blocks) and HELD.get(block.dtype) == type:
+        return repack(block, name, view.start + first), None
     if type == KEPT:
-        return panels(block, name, first)
+        return panels(block, name, first), None
     rows = widen(block) if view.scales is None else widen_mxfp4(block, name, first)
-    return pack(rows, type, name=name, first_row=view.start + first)
+    packed = pack(rows, type, name=name, first_row=view.start + first)
+    if not is_rounded(view, type):
+        return packed, None
+    errors = unpack(packed, len(rows), rows.shape[1], type) - rows
+    return packed, (float(np.vdot(errors, errors)), float(np.vdot(rows, rows)))
 
 
 def _packed_vector(view: View, read: ReadRows) -> memoryview:

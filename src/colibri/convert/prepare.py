@@ -16,11 +16,12 @@ from colibri.config import Config, complete_config
 from colibri.convert import embedded, fp8
 from colibri.convert.checkpoint import Checkpoint, ReadRows, View, unused_weight_files, widen
 from colibri.convert.decoder import Decoder
+from colibri.convert.gguf import blocks
 from colibri.convert.keys import Keys
-from colibri.convert.mxfp4 import chosen_types
 from colibri.convert.registry import Family, family_of
 from colibri.convert.targets import with_encoder
 from colibri.convert.tensors import resolve
+from colibri.convert.types import EntryTypes, check_types, chosen_types, entry_types
 from colibri.entries import Entry, WeightTypes, expected_entries
 from colibri.errors import ArgumentError, ConversionError
 from colibri.quantize import KEPT
@@ -39,6 +40,7 @@ class Request:
     dense: str | None = None
     output: str | None = None
     context: int | None = None
+    requantize: bool = False
     require_tokenizer: bool = True
 
 
@@ -50,7 +52,7 @@ class Plan:
     decoder: Decoder
     forms: tuple[fp8.Form, ...]  # of FP8 scales
     config: Config  # complete
-    types: WeightTypes
+    types: EntryTypes
     entries: list[Entry]  # without blobs and offsets
     views: dict[str, tuple[View, ...]]  # by entry
     left_out: dict[str, str]  # tensors and why
@@ -60,11 +62,16 @@ class Plan:
 
 def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     """Reads config.json and every header, of tensor data only what a tied head is compared with."""
-    types = chosen_types(checkpoint, request.type, request.experts, request.dense, request.output)
+    chosen = chosen_types(checkpoint, request.type, request.experts, request.dense, request.output)
     keys = Keys(checkpoint.config, checkpoint.path / "config.json", request.context)
     family = family_of(keys)
     forms = fp8.read_forms(keys)
     decoder = family.read_config(keys)
+    names, experts = family.TENSORS, family.EXPERTS
+    if checkpoint.gguf is not None:
+        from colibri.convert.gguf.layout import layout_of
+
+        names, experts, decoder = layout_of(checkpoint.gguf, family, decoder)
     decoder = decoder._replace(made={"rope_inv_freq": decoder.inv_freq, **decoder.made})
     keys.finish()
     config = decoder.config
@@ -73,21 +80,25 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
             raise ArgumentError(
                 f"experts={request.experts!r} has no effect: {checkpoint.path} has no experts"
             )
-        types = replace(types, experts="")
+        chosen = replace(chosen, experts="")
     parts = embedded.read_embedded(
         checkpoint, config["n_vocab"], family.BOS_DEFAULT, family.EOS_DEFAULT, request.require_tokenizer
     )
     config["n_vocab_used"] = parts.n_vocab_used
-    notes = unused_weight_files(checkpoint.path) + keys.notes + parts.notes
+    notes = [*checkpoint.notes, *(unused_weight_files(checkpoint.path) if checkpoint.gguf is None else [])]
+    notes += keys.notes + parts.notes
     _require_equal(checkpoint, decoder.equal, config, forms, read)
     notes += _untie_if_different(checkpoint, family.TENSORS["embedding"], config, forms, read)
     full = complete_config(config)
     if full["n_encoder_layers"]:
         parts.blobs["generation.json"] = with_encoder(checkpoint, parts.blobs, decoder.start_id)
+    entries = expected_entries(full, "f32")  # which types they have follows from what is found
+    views, left_out = resolve(checkpoint, names, experts, entries, full, decoder, forms)
+    types = entry_types(chosen, entries, views)
     entries = expected_entries(full, types)
-    views, left_out = resolve(checkpoint, family, entries, full, decoder, forms)
-    notes += _stored_otherwise(views, types) + _left_out(left_out)
-    if types.experts == KEPT and request.experts is None and request.type is not None:
+    stored = check_types(entries, views, request.requantize)
+    notes += _stored_otherwise(views, chosen, stored) + _left_out(left_out)
+    if chosen.experts == KEPT and request.experts is None and request.type is not None:
         notes.append(f"experts stay {KEPT}, as they are stored; --experts {request.type} makes them so")
     model_type = checkpoint.config["model_type"]
     source = embedded.source_json(checkpoint, model_type, str(types), CONVERTER_VERSION)
@@ -107,9 +118,18 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     )
 
 
-def _stored_otherwise(views: dict[str, tuple[View, ...]], types: WeightTypes) -> list[str]:
+def _stored_otherwise(
+    views: dict[str, tuple[View, ...]], types: WeightTypes, stored: dict[tuple[str, str], int]
+) -> list[str]:
+    notes = [
+        f"{count} matrices in {dtype} are stored as {type}, which "
+        + ("holds them without loss" if blocks.HELD.get(dtype) == type or type == "f32" else "rounds them")
+        for (dtype, type), count in stored.items()
+    ]
     count = len({view.tensor.name for one in views.values() for view in one if view.grid})
-    return [f"{count} tensors in FP8 are multiplied with their scales and stored as {types}"] if count else []
+    if count:
+        notes.append(f"{count} tensors in FP8 are multiplied with their scales and stored as {types}")
+    return notes
 
 
 def _left_out(tensors: dict[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from colibri.convert.checkpoint import Checkpoint, read_json
+from colibri.convert.checkpoint import Checkpoint
 from colibri.errors import ConversionError
 
 # Control tokens that name a language: of FLORES-200, as in eng_Latn.
@@ -20,8 +20,7 @@ _LANGUAGE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
 def with_encoder(checkpoint: Checkpoint, blobs: Mapping[str, bytes], start_id: int | None) -> bytes:
     """generation.json with that key; blobs: it without, and tokenizer.json, if there is one."""
-    file = checkpoint.path / "generation_config.json"
-    settings: dict[str, Any] = checkpoint.config | (read_json(file) if file.is_file() else {})
+    settings: dict[str, Any] = checkpoint.config | checkpoint.settings("generation_config.json")
     start = settings.get("decoder_start_token_id")
     start = start_id if start is None else start
     if type(start) is not int or start < 0:

@@ -14,11 +14,9 @@ from dataclasses import replace
 from colibri.config import Config
 from colibri.convert import fp8
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
-from colibri.convert.decoder import IGNORED_SUFFIXES, Cut, Decoder, ExpertNames
-from colibri.convert.registry import Family
+from colibri.convert.decoder import IGNORED_SUFFIXES, Cut, Decoder, ExpertNames, Names
 from colibri.entries import Entry
 from colibri.errors import ConversionError
-from colibri.quantize import KEPT
 
 Tensors = dict[str, SourceTensor]  # by name without wrappers
 
@@ -30,7 +28,8 @@ _EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
 
 def resolve(
     checkpoint: Checkpoint,
-    family: Family,
+    names: Names,
+    experts: ExpertNames | None,
     entries: Sequence[Entry],
     config: Config,
     decoder: Decoder,
@@ -47,13 +46,13 @@ def resolve(
         if pattern in decoder.made:
             continue
         if entry.kind == "expert":
-            assert family.EXPERTS is not None
+            assert experts is not None
             at = () if not n_encoder else (0,) if pattern.startswith("encoder.") else (1,)
-            blocks = [family.EXPERTS.blocks[i] for i in at] or family.EXPERTS.blocks
+            blocks = [experts.blocks[i] for i in at] or experts.blocks
             blocks = [block.replace("{N}", layer) for block in blocks]
-            views = _expert(tensors, family.EXPERTS, blocks, entry, config["n_experts"], missing)
+            views = _expert(tensors, experts, blocks, entry, config["n_experts"], missing)
         else:
-            sources = _sources(family, pattern, entry.name, layer, tied)
+            sources = _sources(names, pattern, entry.name, layer, tied)
             found_layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(found_layer[1])] if found_layer else 1
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
@@ -75,13 +74,8 @@ def resolve(
                 unknown.append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
     for entry in entries:
-        for view, type in zip(found.get(entry.name, ()), filter(None, entry.types), strict=False):
+        for view in found.get(entry.name, ()):
             refuse_dtype(view)
-            if type == KEPT and view.scales is None:
-                raise ConversionError(
-                    f"config.json says that experts are {KEPT}, but {view.tensor.name} is "
-                    f"{view.tensor.dtype}. Choose another type with --experts, or download it again."
-                )
     return found, left_out
 
 
@@ -120,14 +114,12 @@ def pattern_of(name: str, n_encoder: int) -> tuple[str, str, int]:
     return (_HEAD.sub(".{H}", pattern), str(number), int(head[1])) if head else (pattern, str(number), 0)
 
 
-def _sources(family: Family, pattern: str, name: str, layer: str, tied: bool) -> list[str]:
-    if pattern not in family.TENSORS:
-        raise ConversionError(
-            f"The family of {family.MODEL_TYPES[0]} has no source for {name}; this is a bug."
-        )
-    names = [source.replace("{N}", layer) for source in family.TENSORS[pattern]]
+def _sources(names: Names, pattern: str, name: str, layer: str, tied: bool) -> list[str]:
+    if pattern not in names:
+        raise ConversionError(f"The family has no source for {name}; this is a bug.")
+    found = [source.replace("{N}", layer) for source in names[pattern]]
     # With tied embeddings either of the two may have been saved.
-    return [*names, "lm_head.weight"] if name == "embedding" and tied else names
+    return [*found, "lm_head.weight"] if name == "embedding" and tied else found
 
 
 def _plain(

@@ -1,0 +1,39 @@
+"""Opens whatever a conversion can start from: a Hugging Face directory, a GGUF file, or a directory with one.
+
+Owns: telling them apart, and making a checkpoint of a GGUF file. Refuses: what is neither.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from colibri.convert.checkpoint import Checkpoint, open_checkpoint, weight_files
+from colibri.convert.gguf.container import find_gguf, is_gguf, open_gguf
+
+
+def gguf_path(source: Path) -> Path | None:
+    """The GGUF file that is meant: `source` itself, or the one in it where there is no config.json."""
+    if source.is_dir():
+        return None if (source / "config.json").is_file() else find_gguf(source)
+    return source if source.suffix == ".gguf" or is_gguf(source) else None
+
+
+def source_files(source: Path) -> tuple[Path, ...]:
+    """The files that hold the weights, all parts of them."""
+    file = gguf_path(source)
+    return tuple(weight_files(source)) if file is None else open_gguf(file).files
+
+
+def open_source(source: Path) -> Checkpoint:
+    """Reads headers; no tensor data."""
+    file = gguf_path(source)
+    if file is None or not file.exists():
+        return open_checkpoint(source)
+    from colibri.convert.gguf.architectures import config_of
+    from colibri.convert.gguf.vocabulary import small_files
+
+    gguf = open_gguf(file)
+    notes: list[str] = []
+    config = config_of(gguf, notes)
+    files = small_files(gguf.metadata, gguf.path, config["vocab_size"], notes)
+    return Checkpoint(gguf.path, config, gguf.tensors, gguf.files, tuple(notes), files, gguf)
