@@ -25,7 +25,7 @@ import machine
 import torch_model
 from colibri.analysis import synthetic as colibri_files
 from colibri.analysis.shapes import SHAPES
-from colibri.cache import cache_directory
+from colibri.cached import cache_directory
 from colibri.entries import weight_types
 
 SHARE_OF_MEMORY = 0.85  # that weights may take, mapped and copied, of all contestants held at once

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import checkpoints
-from colibri import cache
+from colibri import cache, cached
 from colibri.convert import convert
+from colibri.convert.shards import weight_files
 from colibri.errors import ColibriError, ConversionError, ModelIOError
 from colibri.format import read_container
 from fixtures.variants import LONGROPE
@@ -21,6 +22,10 @@ from fixtures.variants import LONGROPE
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def name_of(source: Path, types: str) -> str:
+    return cache.cached_name(source, weight_files(source), types)
 
 
 def test_a_colibri_file_stands_for_itself(tmp_path: Path, directory: Path) -> None:
@@ -54,16 +59,16 @@ def test_type_converter_and_source_are_parts_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = checkpoints.llama(tmp_path / "hf")
-    names = [cache.cached_name(source, "q8"), cache.cached_name(source, "f32")]
+    names = [name_of(source, "q8"), name_of(source, "f32")]
     monkeypatch.setattr("colibri.convert.CONVERTER_VERSION", "other")
-    names.append(cache.cached_name(source, "q8"))
+    names.append(name_of(source, "q8"))
     monkeypatch.undo()
     os.utime(source / "model.safetensors", ns=(1, 1))
-    names.append(cache.cached_name(source, "q8"))
+    names.append(name_of(source, "q8"))
     checkpoints.edit_json(source / "generation_config.json", {"eos_token_id": [2, 3]})
-    names.append(cache.cached_name(source, "q8"))
+    names.append(name_of(source, "q8"))
     checkpoints.edit_json(source / "config.json", {"rms_norm_eps": 1e-4})
-    names.append(cache.cached_name(source, "q8"))
+    names.append(name_of(source, "q8"))
     assert len(set(names)) == len(names)
 
 
@@ -71,7 +76,7 @@ def test_a_copy_of_a_checkpoint_elsewhere_is_the_same(tmp_path: Path) -> None:
     first, second = checkpoints.llama(tmp_path / "a" / "hf"), checkpoints.llama(tmp_path / "b" / "hf")
     os.utime(second / "model.safetensors", ns=(7, 7))
     os.utime(first / "model.safetensors", ns=(7, 7))
-    assert cache.cached_name(first, "q8") == cache.cached_name(second, "q8")
+    assert name_of(first, "q8") == name_of(second, "q8")
 
 
 def test_a_damaged_cached_file_is_made_anew(tmp_path: Path) -> None:
@@ -95,9 +100,9 @@ def test_a_failed_conversion_leaves_the_cache_empty(tmp_path: Path, directory: P
 def test_what_is_neither_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"neither a \.colibri file nor .*\"demo\""):
         cache.resolve(str(tmp_path / "absent"))
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConversionError, match=r"x\.gguf is not a \.colibri file"):
-        cache.resolve(tmp_path / "x.gguf")
+    (tmp_path / "x.weights").write_bytes(b"GGML")
+    with pytest.raises(ConversionError, match=r"x\.weights is not a \.colibri file"):
+        cache.resolve(tmp_path / "x.weights")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ColibriError, match="safetensors|config.json"):
         cache.resolve(tmp_path / "empty")
@@ -120,7 +125,7 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_default_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLIBRI_CACHE")
-    assert cache.cache_directory() == Path.home() / ".cache" / "colibri"
+    assert cached.cache_directory() == Path.home() / ".cache" / "colibri"
 
 
 def test_processes_may_convert_the_same_checkpoint_at_once(tmp_path: Path, directory: Path) -> None:

@@ -73,7 +73,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("expensive work has begun")
 
     monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("colibri.convert.pipeline.open_checkpoint", begun)
+    monkeypatch.setattr("colibri.convert.pipeline.open_source", begun)
     monkeypatch.setattr("colibri.cache.cached_name", begun)
     monkeypatch.setattr(synthetic, "write", begun)
     monkeypatch.setattr(bench, "bench", begun)

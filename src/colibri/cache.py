@@ -13,26 +13,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from colibri.entries import WeightTypes, weight_types
+from colibri.cached import cache_directory, make_room, mark_used
+from colibri.entries import weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Progress, is_container, read_container
 
 DEMO = "demo"
 _DEMO_FILE = "demo.colibri"
-
-
-def cache_directory() -> Path:
-    """$COLIBRI_CACHE, or ~/.cache/colibri."""
-    chosen = os.environ.get("COLIBRI_CACHE")
-    try:
-        return Path(chosen) if chosen else Path.home() / ".cache" / "colibri"
-    except RuntimeError as error:
-        raise ModelIOError(f"There is no home directory for the cache: {error} Set COLIBRI_CACHE.") from error
 
 
 def resolve(
@@ -60,12 +52,16 @@ def resolve(
     if is_container(path):
         return path
     if is_source(path):
+        from colibri.convert.source import open_headers  # heavy: only where something may be converted
+        from colibri.convert.types import chosen_types
+
         weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
-        types = _types(path, type, experts, dense, output)
+        headers = open_headers(path)
+        types = str(chosen_types(headers, type, experts, dense, output))
         told = notify or (lambda text: None)
 
         def converting(target: Path) -> Path:
-            from colibri.convert import convert  # heavy: only where something has to be converted
+            from colibri.convert import convert
 
             # As given, not as in types: convert() refuses what has no effect.
             report = convert(
@@ -75,7 +71,8 @@ def resolve(
                 told(f"note: {remark}")
             return report.path
 
-        return _converted(path, types, converting, told)
+        target = cache_directory() / cached_name(path, headers.files, types)
+        return _converted(path, types, target, converting, told)
     if not path.exists():
         raise ConversionError(
             f"No model {name!r}: neither a .colibri file nor a Hugging Face directory nor a GGUF file has "
@@ -113,31 +110,25 @@ def _demo() -> Path:
     return path
 
 
-def _types(
-    source: Path, type: str | None, experts: str | None, dense: str | None, output: str | None
-) -> WeightTypes:
-    """As convert() chooses them: some experts stay as the checkpoint stores them."""
-    from colibri.convert.source import open_source
-    from colibri.convert.types import chosen_types
-
-    return chosen_types(open_source(source), type, experts, dense, output)
-
-
 def _converted(
-    source: Path, types: WeightTypes, convert: Callable[[Path], Path], notify: Callable[[str], object]
+    source: Path, types: str, target: Path, convert: Callable[[Path], Path], notify: Callable[[str], object]
 ) -> Path:
-    directory = cache_directory()
-    target = directory / cached_name(source, str(types))
     if is_container(target):
         # Headers are cheap to check; a damaged one (a full disk, a failing one) is simply made anew.
         try:
             read_container(target)
+            mark_used(target)
             return target
         except Exception:
             notify(f"The cached {target} is damaged; converting again.")
-    with making(directory):
+    with making(target.parent):
         notify(f"Converting {source} to {types} once; kept as {target}")
-        return convert(target)
+        made = convert(target)
+    for model in make_room(made):
+        notify(
+            f"removed {model.path}, unused since {model.used:%Y-%m-%d}: the cache was full (colibri cache)"
+        )
+    return made
 
 
 @contextmanager
@@ -155,7 +146,7 @@ def making(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def cached_name(source: Path, types: str) -> str:
+def cached_name(source: Path, weights: Sequence[Path], types: str) -> str:
     """Name, types and a key over everything that decides the bytes: the fingerprint, the files' times, the
     converter.
 
@@ -163,9 +154,7 @@ def cached_name(source: Path, types: str) -> str:
     """
     from colibri.convert import CONVERTER_VERSION
     from colibri.convert.embedded import fingerprint
-    from colibri.convert.source import source_files
 
-    weights = source_files(source)
     digest = hashlib.sha256(f"{CONVERTER_VERSION}\0{types}\0{fingerprint(source, weights)}".encode())
     for file in weights:
         digest.update(f"\0{file.name}\0{file.stat().st_mtime_ns}".encode())

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.analysis.shapes import END_OF_TEXT, SHAPES, Shape, config_json, tokenizer_json
-from colibri.cache import cache_directory, making
+from colibri.cache import making
+from colibri.cached import cache_directory
 from colibri.convert.keys import Keys
 from colibri.convert.registry import family_of
 from colibri.entries import Entry, WeightTypes

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from colibri.cli.bench import bench_model
+from colibri.cli.cache import show_cache
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.inspect import inspect_model
 from colibri.cli.profile import profile_model
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command("run")(run_model)
 app.command("convert")(convert_checkpoint)
 app.command("inspect")(inspect_model)
+app.command("cache")(show_cache)
 app.command("bench")(bench_model)
 app.command("profile")(profile_model)
 

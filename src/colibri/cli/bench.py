@@ -39,7 +39,9 @@ _Row = tuple[str, Callable[[dict[str, Any]], str]]
 def bench_model(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help='A .colibri file, a Hugging Face directory, or "demo".'),
+        typer.Argument(
+            metavar="MODEL", help='A .colibri file, a Hugging Face directory, a GGUF file, or "demo".'
+        ),
     ] = None,
     synthetic: Annotated[
         str | None,

@@ -1,4 +1,5 @@
-"""`colibri convert`: a Hugging Face directory to a `.colibri` file, or the account of what it would become.
+"""`colibri convert`: a Hugging Face directory or GGUF file to a `.colibri` file, or the account of what it
+would become.
 
 Owns: options and the summary. Refuses: deciding what a checkpoint means (colibri.convert).
 """
@@ -29,7 +30,7 @@ def convert_checkpoint(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="Directory with config.json, *.safetensors and tokenizer.json.",
+            help="Directory with config.json, *.safetensors and tokenizer.json; or a GGUF file.",
             show_default=False,
         ),
     ],
@@ -42,7 +43,9 @@ def convert_checkpoint(
     type: Annotated[
         str | None,
         typer.Option(
-            metavar="TYPE", help="Weight type: f32, bf16, q8 (default), q6 or q4.", show_default=False
+            metavar="TYPE",
+            help="Weight type: f32, bf16, q8 (default), q6 or q4; of GGUF by default as stored.",
+            show_default=False,
         ),
     ] = None,
     experts: ExpertsType = None,
@@ -56,6 +59,12 @@ def convert_checkpoint(
             show_default=False,
         ),
     ] = None,
+    requantize: Annotated[
+        bool,
+        typer.Option(
+            "--requantize", help="Round weights of GGUF that are below 4 bits or not linear a second time."
+        ),
+    ] = False,
     explained: Annotated[
         bool,
         typer.Option(
@@ -64,11 +73,16 @@ def convert_checkpoint(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --explain: print JSON.")] = False,
 ) -> None:
-    """Convert a checkpoint into one file that is enough to run. Ctrl-C leaves nothing behind."""
+    """Convert a checkpoint into one file that is enough to run. Ctrl-C leaves nothing behind.
+
+    Matrices of a GGUF file stay as they are stored where a type here holds them without loss.
+    """
     from colibri.convert import convert, explain
 
     if explained:
-        found = explain(source, type, experts=experts, dense=dense, output=output, context=context)
+        found = explain(
+            source, type, experts=experts, dense=dense, output=output, context=context, requantize=requantize
+        )
         print(json.dumps(found.data(), indent=1) if as_json else "\n".join(as_text(found)))
         return
     if as_json:
@@ -85,12 +99,18 @@ def convert_checkpoint(
                 dense=dense,
                 output=output,
                 context=context,
+                requantize=requantize,
                 progress=progress,
             )
     except KeyboardInterrupt:
         note("colibri: stopped; nothing was written")
         raise typer.Exit(130) from None
     remarks = report.notes + ([defaults_line(report.defaults_used)] if report.defaults_used else [])
+    if report.errors:
+        shares = (f"{name} {100 * error:.3g} %" for name, error in report.errors.items())
+        remarks.append(
+            f"errors of what was rounded a second time, of the size of its weights: {', '.join(shares)}"
+        )
     for remark in remarks:
         note(f"note: {for_command_line(remark, {'context': '--context'})}")
     note(f"{report.path}: {bytes_text(report.bytes)}, {report.type}, {report.seconds:.1f} s")

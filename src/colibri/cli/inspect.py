@@ -23,7 +23,9 @@ def inspect_model(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help='A .colibri file, a Hugging Face directory, or "demo".', show_default=False
+            metavar="MODEL",
+            help='A .colibri file, a Hugging Face directory, a GGUF file, or "demo".',
+            show_default=False,
         ),
     ],
     verify: Annotated[bool, typer.Option("--verify", help="Compare all data with their checksums.")] = False,

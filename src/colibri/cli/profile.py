@@ -27,7 +27,9 @@ def profile_model(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help='A .colibri file, a Hugging Face directory, or "demo".', show_default=False
+            metavar="MODEL",
+            help='A .colibri file, a Hugging Face directory, a GGUF file, or "demo".',
+            show_default=False,
         ),
     ],
     prompt: Annotated[

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from colibri.convert.checkpoint import Checkpoint, open_checkpoint, weight_files
+from colibri.convert.checkpoint import Checkpoint, open_checkpoint
 from colibri.convert.gguf.container import find_gguf, is_gguf, open_gguf
 
 
@@ -18,10 +18,13 @@ def gguf_path(source: Path) -> Path | None:
     return source if source.suffix == ".gguf" or is_gguf(source) else None
 
 
-def source_files(source: Path) -> tuple[Path, ...]:
-    """The files that hold the weights, all parts of them."""
+def open_headers(source: Path) -> Checkpoint:
+    """As open_source, but of a GGUF file only the tensors: enough to name its conversion."""
     file = gguf_path(source)
-    return tuple(weight_files(source)) if file is None else open_gguf(file).files
+    if file is None:
+        return open_checkpoint(source)
+    gguf = open_gguf(file)
+    return Checkpoint(gguf.path, {}, gguf.tensors, gguf.files, (), {}, gguf)
 
 
 def open_source(source: Path) -> Checkpoint:

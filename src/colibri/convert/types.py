@@ -114,8 +114,8 @@ def check_types(
             rare = is_rounded(view, type) and dtype not in _ORDINARY
             if rare and not requantize:
                 raise ConversionError(
-                    f"{view.tensor.name} is {dtype}, which would be rounded a second time, to {type}. Convert "
-                    "with --requantize if that will do, or get the model in Q4_K, Q6_K or Q8_0."
+                    f"{view.tensor.name} is {dtype}, which would be rounded a second time, to {type}. "
+                    "Convert with --requantize if that will do, or get the model in Q4_K, Q6_K or Q8_0."
                 )
             asked_for |= rare
             if view.tensor.offset is not None and entry.matrices:

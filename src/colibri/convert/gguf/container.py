@@ -9,6 +9,7 @@ The gguf package's own reader maps a file and trusts its sizes; it serves for bl
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -28,12 +29,14 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _LARGEST_STRING = 64 << 20
 _LARGEST_HEADER = 1 << 30
+_READ_AHEAD = 1 << 20
 _MOST_DIMENSIONS = 4
 _MOST_TENSORS = 1 << 21
 _LARGEST_ALIGNMENT = 1 << 20
 # Value types of the format, as numpy and struct call them; 8 is a string, 9 an array.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -126,18 +129,26 @@ def _foreign(file: Path, why: str) -> ConversionError:
 def _read(path: Path) -> GgufFile:
     try:
         with path.open("rb") as stream:
-            return _Header(path, stream).read()
+            return read_header(stream, path)
     except OSError as error:
         raise ModelIOError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def read_header(stream: BinaryIO, path: Path) -> GgufFile:
+    """One file or part, from its start; `path` is what tensors and errors call it."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    return _Header(path, stream, size).read()
 
 
 class _Header:
     """A place in a file, before whose end everything must be that is read."""
 
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
+    def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self.path = path
         self.stream = stream
-        self.size = os.fstat(stream.fileno()).st_size
+        self.size = size
+        self.data = bytearray()  # from the file's start as far as it was needed
         self.at = 0
 
     def error(
@@ -145,31 +156,64 @@ class _Header:
     ) -> Exception:
         return ConversionError(f"{self.path} (GGUF, {self.size:,} bytes): {text}. {step}")
 
+    def pass_over(self, count: int, what: str) -> int:
+        """Where the next bytes begin, all of which are in `data` then."""
+        start, end = self.at, self.at + count
+        if end > min(self.size, _LARGEST_HEADER):
+            where = "the file's end" if end > self.size else f"{_LARGEST_HEADER >> 30} GiB of header"
+            raise self.error(f"{what} at byte {start} takes {count:,} bytes, which is beyond {where}")
+        while end > len(self.data):
+            more = self.stream.read(max(_READ_AHEAD, end - len(self.data)))
+            if not more:
+                raise self.error(f"the file ended at byte {len(self.data)} while it was read")
+            self.data += more
+        self.at = end
+        return start
+
     def take(self, count: int, what: str) -> bytes:
-        if count > min(self.size, _LARGEST_HEADER) - self.at:
-            where = (
-                "the file's end" if count > self.size - self.at else f"{_LARGEST_HEADER >> 30} GiB of header"
-            )
-            raise self.error(f"{what} at byte {self.at} takes {count:,} bytes, which is beyond {where}")
-        data = self.stream.read(count)
-        if len(data) != count:
-            raise self.error(f"the file ended at byte {self.at + len(data)} while it was read")
-        self.at += count
-        return data
+        start = self.pass_over(count, what)
+        return bytes(self.data[start : self.at])
 
     def number(self, code: str, what: str) -> Any:
-        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
+        layout = struct.Struct("<" + code)
+        return layout.unpack_from(self.data, self.pass_over(layout.size, what))[0]
 
     def text(self, what: str) -> str:
-        length = self.number("Q", what)
+        length = int.from_bytes(self.take(8, what), "little")
         if length > _LARGEST_STRING:
             raise self.error(
                 f"{what} at byte {self.at} claims {length:,} bytes, at most {_LARGEST_STRING:,} fit"
             )
+        start = self.pass_over(length, what)
         try:
-            return self.take(length, what).decode()
+            return self.data[start : self.at].decode()
         except UnicodeDecodeError as error:
-            raise self.error(f"{what} at byte {self.at} is not UTF-8") from error
+            raise self.error(f"{what} at byte {start} is not UTF-8") from error
+
+    def texts(self, count: int, what: str) -> list[str]:
+        """As text() for each. Vocabularies have 300,000: those that are in memory go a short way."""
+        found: list[str] = []
+        data, length_of = b"", _LENGTH.unpack_from
+        while len(found) < count:
+            if len(self.data) != len(data):
+                data = bytes(self.data)
+            with contextlib.suppress(UnicodeDecodeError, struct.error):  # text() reads on, or says where
+                for _ in range(count - len(found)):
+                    start = self.at + _LENGTH.size
+                    end = start + length_of(data, self.at)[0]
+                    if end > len(data):
+                        break
+                    found.append(data[start:end].decode())
+                    self.at = end
+            if len(found) < count:
+                found.append(self.text(what))
+        return found
+
+    def name(self, what: str) -> str:
+        found = self.text(what)
+        if not found:
+            raise self.error(f"{what} before byte {self.at} is empty")
+        return found
 
     def read(self) -> GgufFile:
         magic, version = self.take(4, "the magic"), self.number("I", "the version")
@@ -191,7 +235,7 @@ class _Header:
             raise self.error(f"it claims {n_tensors:,} tensors and {n_values:,} keys, more than it can hold")
         metadata: dict[str, Any] = {}
         for _ in range(n_values):
-            key = self.text("the name of a key")
+            key = self.name("the name of a key")
             if key in metadata:
                 raise self.error(f"the key {key!r:.100} occurs twice")
             metadata[key] = self.value(self.number("I", f"the type of {key}"), key)
@@ -228,11 +272,15 @@ class _Header:
             raise self.error(
                 f"{key!r:.100} at byte {self.at} claims {count:,} values, more than the file can hold"
             )
-        return [self.text(key) if item == _STRING else self.value(_ARRAY, key, True) for _ in range(count)]
+        return (
+            [self.value(_ARRAY, key, True) for _ in range(count)]
+            if item == _ARRAY
+            else self.texts(count, key)
+        )
 
     def tensor(self) -> tuple[str, str, tuple[int, ...], int]:
         """(name, type, shape, offset in the data)"""
-        name = self.text("the name of a tensor")
+        name = self.name("the name of a tensor")
         n_dims = self.number("I", f"the number of dimensions of {name!r:.100}")
         if not 1 <= n_dims <= _MOST_DIMENSIONS:
             raise self.error(f"{name!r:.100} has {n_dims:,} dimensions, expected 1 to {_MOST_DIMENSIONS}")

@@ -47,20 +47,18 @@ def repack(blocks: Blocks, name: str, first_row: int) -> memoryview:
             )
 
     _REPACK[dtype](out, data.reshape(n, PANEL_ROWS, -1, width), check)
+    if len(blocks.data) % PANEL_ROWS and HELD[dtype] == "q8":
+        out[-1, : PANEL_ROWS * cols].reshape(-1, PANEL_ROWS, 4)[:, len(blocks.data) % PANEL_ROWS :] = 128
     return out.reshape(-1).data
 
 
 def _zero_rows(count: int, n_blocks: int, dtype: str) -> Bytes:
-    """Rows of zeros, as our types spell them once they are repacked."""
+    """Rows that do not exist, so that codes and scales become 0 as docs/FORMAT.md has them."""
     block = np.zeros(sizes()[dtype][1], np.uint8)
-    if dtype == "Q4_0":
-        block[2:] = 0x88
-    elif dtype == "Q5_0":
-        block[2:6] = 0xFF
-    elif dtype == "Q6_K":
+    if dtype == "Q6_K":
         block[128:192] = 0xAA
     elif dtype == "Q3_K":
-        block[:32] = 0xFF
+        block[:32], block[104:108] = 0xFF, 0xAA
     return np.tile(block, (count, n_blocks))
 
 
