@@ -48,6 +48,7 @@ class Decoder(NamedTuple):
     affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     all_dim_scale: float = 1.0  # of rope.py's Rope
     equal: tuple[str, ...] = ()  # tensors that hold the embedding, of which the engine has one
+    read: tuple[str, ...] = ()  # tensors that frequencies were made of
     start_id: int | None = None  # with an encoder: what a target begins with where config.json is silent
 
 
@@ -62,7 +63,20 @@ class ExpertNames:
     # gate before up, and down, of all experts: below the block; whether transposed, None: their shapes tell.
     stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     transposed: bool | None = None
-    prefix: str = ""  # of an expert's number. With an encoder, `blocks` are one of its and one of the others
+    # gate, up and down of all experts, each [experts, rows, cols]: below the block.
+    apart: tuple[str, str, str] = (
+        "switch_mlp.gate_proj.weight",
+        "switch_mlp.up_proj.weight",
+        "switch_mlp.down_proj.weight",
+    )
+    # One part of one expert {E}, below the block. With an encoder, `blocks` are one of its and one of the
+    # others.
+    single: str = "experts.{E}.{part}.weight"
+
+    def of(self, block: str, expert: int) -> list[str]:
+        """The tensors of one expert where each has its own."""
+        name = f"{block}.{self.single}".replace("{E}", str(expert))
+        return [name.replace("{part}", part) for part in self.parts]
 
 
 TENSORS: Names = {

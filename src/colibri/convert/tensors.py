@@ -20,7 +20,7 @@ from colibri.errors import ConversionError
 
 Tensors = dict[str, SourceTensor]  # by name without wrappers
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:layers|blk)\.(\d+)\.")
 _SLICE = re.compile(r"(.+)\[(\d)::(\d)\]")
 _HEAD = re.compile(r"\.(\d+)$")
 _EXPERT = re.compile(r"layers\.(\d+)\.experts\.(\d+)")
@@ -66,7 +66,7 @@ def resolve(
     left_out: dict[str, str] = {}
     unknown: list[str] = []
     for short, tensor in tensors.items():
-        if tensor.name not in used:
+        if tensor.name not in used and short not in decoder.read:
             why = _reason(short, config, decoder)
             if why:
                 left_out[tensor.name] = why
@@ -181,16 +181,13 @@ def _expert(
             return _in_turns(tensors, block, expert, count, entry, missing)
         if f"{block}.{names.stacked[0]}" in tensors:
             return _stacked(tensors, block, names, expert, count, entry, missing)
-        switch = [f"{block}.switch_mlp.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")]
-        if switch[0] in tensors:
-            return _three(tensors, switch, entry, missing, expert, count)
-        single = [f"{block}.experts.{names.prefix}{expert}.{part}.weight" for part in names.parts]
+        apart = [f"{block}.{name}" for name in names.apart]
+        if apart[0] in tensors:
+            return _three(tensors, apart, entry, missing, expert, count)
+        single = names.of(block, expert)
         if any(name in tensors for name in single):
             return _three(tensors, single, entry, missing)
-    missing.append(
-        f"{blocks[0]}.experts.{names.prefix}{expert}.{names.parts[0]}.weight "
-        f"(or {blocks[-1]}.{names.stacked[0]})"
-    )
+    missing.append(f"{names.of(blocks[0], expert)[0]} (or {blocks[-1]}.{names.stacked[0]})")
     return []
 
 

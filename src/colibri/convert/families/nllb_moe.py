@@ -67,7 +67,9 @@ TENSORS: Names = {
     ),
 }
 EXPERTS: ExpertNames | None = ExpertNames(
-    ("encoder.layers.{N}.ffn", "decoder.layers.{N}.ffn"), ("fc1", "fc2"), prefix="expert_"
+    ("encoder.layers.{N}.ffn", "decoder.layers.{N}.ffn"),
+    ("fc1", "fc2"),
+    single="experts.expert_{E}.{part}.weight",
 )
 _NO_EFFECT = (  # in training, or where capacity is a share of all tokens
     "dropout activation_dropout init_std encoder_layerdrop decoder_layerdrop expert_capacity "

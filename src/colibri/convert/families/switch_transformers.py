@@ -60,7 +60,9 @@ TENSORS: Names = {
     ),
 }
 EXPERTS: ExpertNames | None = ExpertNames(
-    ("encoder.block.{N}.layer.1.mlp", "decoder.block.{N}.layer.2.mlp"), ("wi", "wo"), prefix="expert_"
+    ("encoder.block.{N}.layer.1.mlp", "decoder.block.{N}.layer.2.mlp"),
+    ("wi", "wo"),
+    single="experts.expert_{E}.{part}.weight",
 )
 
 
