@@ -111,6 +111,7 @@ class View:
     flat: bool = False  # a vector: the numbers of a tensor of any shape
     scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
     affine: tuple[float, float] = (0.0, 1.0)  # a vector becomes (numbers + first) x second, rounded once
+    log: bool = False  # a vector becomes log(-numbers), rounded once
     grid: Grid | None = None  # of an FP8 tensor
 
     def bytes(self, rows: int) -> int:

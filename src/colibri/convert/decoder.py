@@ -46,6 +46,7 @@ class Decoder(NamedTuple):
     left_out: tuple[str, ...] = ()  # tensors of other parts begin so
     made: Mapping[str, npt.NDArray[np.float32]] = {}  # entries that have no source
     affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
+    logs: tuple[str, ...] = ()  # vectors that become log(-value)
     all_dim_scale: float = 1.0  # of rope.py's Rope
     equal: tuple[str, ...] = ()  # tensors that hold the embedding, of which the engine has one
     read: tuple[str, ...] = ()  # tensors that frequencies were made of

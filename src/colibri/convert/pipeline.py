@@ -241,4 +241,11 @@ def _packed_vector(view: View, read: ReadRows) -> memoryview:
         )
     if view.affine != (0.0, 1.0):
         row = ((row.astype(np.float64) + view.affine[0]) * view.affine[1]).astype(np.float32)
+    if view.log:
+        if not (row < 0).all():
+            raise ConversionError(
+                f"{view.tensor.name} holds {row.max()}; expected the negative of a rate in every place. "
+                "Download the file again."
+            )
+        row = np.log(-row.astype(np.float64)).astype(np.float32)
     return np.ascontiguousarray(row, dtype="<f4").reshape(-1).data.cast("B")

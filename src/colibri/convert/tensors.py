@@ -58,6 +58,8 @@ def resolve(
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
             if pattern in decoder.affine:
                 views = [replace(view, affine=decoder.affine[pattern]) for view in views]
+            if pattern in decoder.logs:
+                views = [replace(view, log=True) for view in views]
         found[entry.name] = tuple(
             fp8.scaled(view, tensors, shorts[view.tensor.name], forms) for view in views
         )

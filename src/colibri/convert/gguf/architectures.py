@@ -1,0 +1,91 @@
+"""The keys of a GGUF file as those of the config.json that it was made of.
+
+Owns: how records.py is applied. Refuses: unknown architectures, other files than text models, and what
+metadata.py and rotation.py refuse. What values mean and which are possible is for the family modules to say.
+"""
+
+from __future__ import annotations
+
+from colibri.convert.gguf.container import GgufFile
+from colibri.convert.gguf.metadata import Metadata
+from colibri.convert.gguf.peculiarities import Config
+from colibri.convert.gguf.records import ARCHITECTURES, COMMON, Architecture
+from colibri.convert.gguf.rotation import read_rotation
+from colibri.errors import ConversionError
+
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+_GROUPED_STARTS = {"num_key_value_heads": None, "head_dim": None}
+
+
+def architecture_of(gguf: GgufFile) -> Architecture:
+    name, kind = gguf.metadata.get("general.architecture"), gguf.metadata.get("general.type", "model")
+    found = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if found is None or kind != "model":
+        what = f"general.architecture {name!r:.80}" if found is None else f"general.type {kind!r:.80}"
+        raise ConversionError(
+            f"{gguf.path}: {what} is not supported. Supported are models of "
+            f"{', '.join(sorted(ARCHITECTURES))}."
+        )
+    return found
+
+
+def config_of(gguf: GgufFile, notes: list[str]) -> Config:
+    """The config.json that the family's module reads."""
+    record = architecture_of(gguf)
+    metadata = Metadata(gguf, gguf.metadata["general.architecture"])
+    if not metadata.has(EMBEDDING) or len(gguf.tensors[EMBEDDING].shape) != 2:
+        raise ConversionError(f"{gguf.path} has no matrix {EMBEDDING}. Download the model again.")
+    config: Config = {"model_type": record.model_type, "num_hidden_layers": metadata.n_layers}
+    config |= {
+        "vocab_size": gguf.tensors[EMBEDDING].shape[0],
+        "tie_word_embeddings": not metadata.has(OUTPUT),
+    }
+    config |= {name: metadata.has(tensor) for name, tensor in record.present.items()}
+    _read_keys(metadata, record, config)
+    rope_head = None if record.latent else _head_dim(metadata, config)
+    config["rope_parameters"] = read_rotation(metadata, rope_head, record.latent)
+    for key, value in record.implied.items():
+        metadata.require(key, (value, 0) if key == "expert_gating_func" else (value,))
+    for key in record.harmless:
+        metadata.get(key)
+    if record.finish is not None:
+        record.finish(metadata, config)
+    metadata.finish()
+    notes += _notes(metadata, config)
+    return config
+
+
+def _read_keys(metadata: Metadata, record: Architecture, config: Config) -> None:
+    starts = {**({} if record.latent else _GROUPED_STARTS), **record.starts}
+    for key, name in (COMMON | dict(record.keys)).items():
+        value = metadata.get(key)
+        if value is None and name not in starts and name not in config:
+            raise metadata.error(key, "a value")
+        if value is None:
+            continue
+        if name in config and config[name] != value:
+            raise metadata.error(key, f"{config[name]!r}, as another key says")
+        config[name] = value
+    for name, value in starts.items():
+        config.setdefault(name, value)
+
+
+def _head_dim(metadata: Metadata, config: Config) -> int:
+    """As llama.cpp has it where key_length is absent."""
+    heads = config["num_attention_heads"]
+    if not isinstance(heads, int) or heads < 1:
+        raise metadata.error("attention.head_count", "an integer of at least 1")
+    found = config.get("head_dim") or config["hidden_size"] // heads
+    metadata.require("attention.value_length", (found,))
+    if config["num_key_value_heads"] is None:
+        config["num_key_value_heads"] = heads
+    return int(found)
+
+
+def _notes(metadata: Metadata, config: Config) -> list[str]:
+    if config["model_type"] == "deepseek_v3" and "expert_group_count" not in metadata.values:
+        return [
+            "the file says nothing about groups of experts, as files of before September 2025 do not: the "
+            "choice is among all experts"
+        ]
+    return []
