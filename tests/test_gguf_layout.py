@@ -1,0 +1,277 @@
+"""GGUF files of every architecture convert to what the checkpoints convert to that they were made of.
+
+Owns: that keys, names, orders of rows and spellings of GGUF are read right, and that what is not known is
+refused by name. Refuses: the bytes of containers and blocks, vocabularies, and logits, which
+tools/compare_gguf_with_llama_cpp.py compares.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import checkpoints
+import gguf_files
+from colibri.convert import convert
+from colibri.errors import ConversionError
+from colibri.format import read_container, read_entry
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 256,
+    "short_factor": [1 + 0.05 * i for i in range(8)],
+    "long_factor": [1 + 0.5 * i for i in range(8)],
+    "short_mscale": 1.25,
+    "long_mscale": 1.25,
+}
+GEMMA3 = {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+LLAMA4 = {"floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]}
+# Maker and its options, options of the GGUF file.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, {}),
+    "llama, biases": ("llama", {"qkv_bias": True}, {}),
+    "llama, tied": ("llama", {"tied": True}, {}),
+    "llama, linear": (
+        "llama",
+        {"rope": {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4}}},
+        {},
+    ),
+    "llama, old linear": (
+        "llama",
+        {"rope": {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4}}},
+        {"keys": {"rope.scale_linear": 4.0}, "remove": ["rope.scaling.type", "rope.scaling.factor"]},
+    ),
+    "llama, no kv heads said": ("llama", {"n_kv_heads": 4}, {"remove": ["attention.head_count_kv"]}),
+    "mistral": ("mistral", {}, {}),
+    "mixtral": ("mixtral", {}, {}),
+    "mixtral, heads wider": ("mixtral", {"head_dim": 24}, {}),
+    "mixtral, one by one": ("mixtral", {}, {"experts": "single"}),
+    "mixtral, a value for each layer": (
+        "mixtral",
+        {},
+        {"keys": {"feed_forward_length": [96, 96], "attention.head_count_kv": [2, 2]}},
+    ),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {"qkv_bias": True}, {}),
+    "qwen2moe": ("qwen2_moe", {}, {}),
+    "qwen2moe, dense between": ("qwen2_moe", {"n_layers": 4, "decoder_sparse_step": 2}, {}),
+    "qwen3moe": ("qwen3_moe", {}, {}),
+    "qwen3moe, tied": ("qwen3_moe", {"tied": True}, {}),
+    "qwen3moe, fused": ("qwen3_moe", {}, {"experts": "fused"}),
+    "qwen3moe, dense between": ("qwen3_moe", {"n_layers": 3, "mlp_only_layers": [1]}, {}),
+    "qwen3moe, YaRN": ("qwen3_moe", {"rope": {"rope_theta": 1e6, "rope_scaling": YARN}}, {}),
+    "olmoe": ("olmoe", {}, {}),
+    "deepseek2, V2": ("deepseek_v2", {}, {}),
+    "deepseek2, V2 Lite": ("deepseek_v2", {"q_rank": None, "first_dense": 1}, {}),
+    "deepseek2, V2, old": ("deepseek_v2", {}, {"absorbed": False, "remove": ["expert_gating_func"]}),
+    "deepseek2, V2, groups": ("deepseek_v2", {"topk_method": "group_limited_greedy", "groups": (4, 2)}, {}),
+    "deepseek2, mscale": (
+        "deepseek_v2",
+        {"rope": {"rope_theta": 1e4, "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}}},
+        {},
+    ),
+    "deepseek2, V3": ("deepseek_v3", {"first_dense": 1, "groups": (4, 2), "scale": 1.827}, {}),
+    "deepseek2, V3, silent": ("deepseek_v3", {}, {"remove": ["expert_gating_func"]}),
+    "deepseek2, V3, fused": ("deepseek_v3", {}, {"experts": "fused"}),
+    "gpt-oss": ("gpt_oss", {"config_extra": {"swiglu_limit": 7.0}}, {}),
+    "glm4moe": ("glm4_moe", {"first_dense": 1}, {}),
+    "glm4moe, no norm, no biases": ("glm4_moe", {"qk_norm": False, "qkv_bias": False}, {}),
+    "dots1": ("dots1", {"first_dense": 1}, {}),
+    "granitemoe": ("granitemoe", {}, {}),
+    "granitemoe, biases": ("granitemoe", {"qkv_bias": True}, {}),
+    "phimoe": ("phimoe", {"noise": 0.01}, {}),
+    "phimoe, longrope": (
+        "phimoe",
+        {"noise": 0.01, "rope": {"rope_theta": 1e4, "rope_scaling": LONGROPE}},
+        {},
+    ),
+    "ernie4_5-moe": ("ernie4_5_moe", {}, {}),
+    "ernie4_5-moe, every second": ("ernie4_5_moe", {"n_layers": 4, "placed": (1, -1, 2)}, {}),
+    "minimax-m2": ("minimax_m2", {}, {}),
+    "gemma3": ("gemma3_text", {"n_layers": 6, "cap": 20.0, "config_extra": GEMMA3}, {}),
+    "llama4": ("llama4_text", {"chunk": 8192, "config_extra": LLAMA4}, {}),
+    "qwen3next": ("qwen3_next", {"delta": (2, 4, 16, 16)}, {}),
+}
+
+
+def model(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Config fields, and the bytes of entries."""
+    container = read_container(path)
+    return container.config, {
+        e.name: read_entry(container, e.name) for e in container.entries if e.kind != "blob"
+    }
+
+
+def convert_both(
+    tmp_path: Path, family: str, options: dict[str, Any], file: dict[str, Any]
+) -> tuple[Path, Path]:
+    """From the checkpoint, from the GGUF file."""
+    source = checkpoints.FAMILIES[family](tmp_path / "hf", storage="f32", **options)
+    gguf = gguf_files.write(source, tmp_path / "model.gguf", **file)
+    paths = tmp_path / "hf.colibri", tmp_path / "gguf.colibri"
+    for one, path in zip((source, gguf), paths, strict=True):
+        convert(one, path, "f32")
+    return paths
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_conversions_are_equal(tmp_path: Path, name: str) -> None:
+    hf, gguf = convert_both(tmp_path, *CASES[name])
+    (expected, entries), (found, others) = model(hf), model(gguf)
+    assert found == expected
+    assert list(others) == list(entries)
+    assert [entry for entry in entries if entries[entry] != others[entry]] == []
+
+
+def test_every_architecture_is_compared() -> None:
+    from colibri.convert.gguf.records import ARCHITECTURES
+
+    compared = {gguf_files.ARCHITECTURES[family] for family, _, _ in CASES.values()}
+    assert compared == set(ARCHITECTURES)
+
+
+def test_factors_of_frequencies(tmp_path: Path) -> None:
+    """llama3: the file has factors, the checkpoint a formula, which round otherwise."""
+    options = {"rope": {"rope_theta": 500000.0, "rope_scaling": LLAMA3}}
+    (expected, entries), (found, others) = map(model, convert_both(tmp_path, "llama", options, {}))
+    assert found == expected
+    assert [entry for entry in entries if entries[entry] != others[entry]] in ([], ["rope_inv_freq"])
+    both = [np.frombuffer(one["rope_inv_freq"], "<f4") for one in (entries, others)]
+    np.testing.assert_allclose(both[1], both[0], rtol=2e-7)
+    assert both[0][-1] < 0.2 * 500000.0 ** (-14 / 16)  # slowed down
+
+
+@pytest.mark.parametrize("held", ["nothing", "a part", "all"])
+def test_layers_for_further_tokens_are_left_out(tmp_path: Path, held: str) -> None:
+    """block_count counts them. Case 7."""
+    extra = np.ones((64, 64), np.float32)
+    names = {"nothing": [], "a part": ["nextn.eh_proj"], "all": ["nextn.eh_proj", "attn_q", "ffn_gate"]}[held]
+    file: dict[str, Any] = {
+        "keys": {"block_count": 3, "nextn_predict_layers": 1},
+        "tensors": {f"blk.2.{name}.weight": extra for name in names},
+    }
+    source = checkpoints.FAMILIES["glm4_moe"](tmp_path / "hf", storage="f32")
+    gguf = gguf_files.write(source, tmp_path / "model.gguf", **file)
+    report = convert(gguf, tmp_path / "m.colibri", "f32")
+    assert report.ignored_tensors == [f"blk.2.{name}.weight" for name in names]
+    assert model(report.path)[0]["n_layers"] == 2
+
+
+def test_v3_without_groups_is_noted(tmp_path: Path) -> None:
+    source = checkpoints.FAMILIES["deepseek_v3"](tmp_path / "hf", storage="f32", groups=(4, 2))
+    gone = ["expert_group_count", "expert_group_used_count"]
+    gguf = gguf_files.write(source, tmp_path / "model.gguf", remove=gone)
+    report = convert(gguf, tmp_path / "m.colibri", "f32")
+    assert [note for note in report.notes if "groups of experts" in note]
+    assert model(report.path)[0]["n_expert_groups"] == 0
+
+
+def test_keys_beside_the_architecture_are_harmless(tmp_path: Path) -> None:
+    keys = {"general.name": "tiny", "quantize.imatrix.file": "x", "other.key": 1, "vocab_size": 300}
+    convert_both(tmp_path, "mixtral", {}, {"keys": keys})
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "unknown key": ("mixtral", {"keys": {"attention.brand_new": 1}}, r"llama\.attention\.brand_new = 1"),
+    "key of another": ("mixtral", {"keys": {"logit_scale": 2.0}}, r"llama\.logit_scale is 2\.0"),
+    "absent key": ("mixtral", {"remove": ["context_length"]}, r"llama\.context_length is absent"),
+    "absent count": ("qwen3_moe", {"remove": ["expert_used_count"]}, "expert_used_count is absent"),
+    "no causal mask": ("llama", {"keys": {"attention.causal": False}}, r"attention\.causal is False"),
+    "embeddings": ("llama", {"keys": {"pooling_type": 1}}, "pooling_type is 1"),
+    "values of other width": (
+        "llama",
+        {"keys": {"attention.value_length": 8}},
+        r"value_length is 8; expected 16",
+    ),
+    "layers unlike": (
+        "llama",
+        {"keys": {"attention.head_count_kv": [2, 4]}},
+        "the same value for all layers",
+    ),
+    "too few layers": ("llama", {"keys": {"attention.head_count_kv": [2]}}, "one value, or 2"),
+    "more extra layers": ("llama", {"keys": {"nextn_predict_layers": 2}}, "nextn_predict_layers is 2"),
+    "scaling type": ("llama", {"keys": {"rope.scaling.type": "spiral"}}, r"rope\.scaling\.type is 'spiral'"),
+    "part of a head": ("llama", {"keys": {"rope.dimension_count": 8}}, "partial_rotary_factor"),
+    "more than a head": ("glm4_moe", {"keys": {"rope.dimension_count": 18}}, r"rope\.dimension_count is 18"),
+    "scale of YaRN": (
+        "qwen3_moe",
+        {"keys": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5}},
+        r"rope\.scaling\.attn_factor is 1\.5",
+    ),
+    "longrope without factors": (
+        "phimoe",
+        {"keys": {"rope.scaling.type": "longrope"}},
+        r"no rope_factors_long\.weight",
+    ),
+    "router of another": ("qwen3_moe", {"keys": {"expert_gating_func": 2}}, "expert_gating_func is 2"),
+    "router not renormalised": ("qwen3_moe", {"keys": {"expert_weights_norm": False}}, "expert_weights_norm"),
+    "gating of deepseek2": ("deepseek_v2", {"keys": {"expert_gating_func": 4}}, "expert_gating_func is 4"),
+    "kv heads of latent attention": (
+        "deepseek_v2",
+        {"keys": {"attention.head_count_kv": 2}},
+        r"head_count_kv is 2; expected 1",
+    ),
+    "shared experts": (
+        "granitemoe",
+        {"keys": {"expert_shared_feed_forward_length": 32}},
+        "expert_shared_feed_forward_length is 32",
+    ),
+    "two widths": ("minimax_m2", {"keys": {"feed_forward_length": 32}}, "as another key says"),
+    "general.type": ("llama", {"keys": {"general.type": "adapter"}}, "general.type 'adapter'"),
+    "factors": (
+        "llama",
+        {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},
+        "3 factors for 8 frequencies",
+    ),
+    "factors of 0": ("llama", {"tensors": {"rope_freqs.weight": np.zeros(8, np.float32)}}, "numbers above 0"),
+    "unknown tensor": (
+        "llama",
+        {"tensors": {"blk.0.attn_q.scale": np.ones(1, np.float32)}},
+        r"not part of the model.*blk\.0\.attn_q\.scale",
+    ),
+    "absent tensor": ("llama", {"without": r"blk\.1\.attn_v"}, r"absent: blk\.1\.attn_v\.weight"),
+    "absent experts": ("mixtral", {"without": "ffn_up_exps"}, r"blk\.0\.ffn_up_exps\.weight"),
+    "an absent expert": (
+        "mixtral",
+        {"experts": "single", "without": r"blk\.1\.ffn_up\.2"},
+        r"blk\.1\.ffn_up\.2\.weight",
+    ),
+    "no embedding": ("llama", {"without": "token_embd"}, r"no matrix token_embd\.weight"),
+    "a rate that is none": (
+        "qwen3_next",
+        {"tensors": {"blk.0.ssm_a": np.ones(4, np.float32)}},
+        r"blk\.0\.ssm_a holds 1\.0; expected the negative of a rate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    family, file, message = REFUSED[name]
+    source = checkpoints.FAMILIES[family](tmp_path / "hf", storage="f32")
+    gguf = gguf_files.write(source, tmp_path / "model.gguf", **file)
+    with pytest.raises(ConversionError, match=message):
+        convert(gguf, tmp_path / "m.colibri", "f32")
+    assert not (tmp_path / "m.colibri").exists()
+
+
+def test_an_architecture_that_is_not_known(tmp_path: Path) -> None:
+    source = checkpoints.FAMILIES["llama"](tmp_path / "hf", storage="f32")
+    gguf = gguf_files.write(source, tmp_path / "model.gguf")
+    data = gguf.read_bytes().replace(b"llama", b"mambo")
+    gguf.write_bytes(data)
+    with pytest.raises(
+        ConversionError, match="general.architecture 'mambo' is not supported.*deepseek2.*olmoe"
+    ):
+        convert(gguf, tmp_path / "m.colibri", "f32")
