@@ -92,14 +92,14 @@ def texts(metadata: dict[str, Any], key: str) -> list[str]:
     return found
 
 
-def numbers(metadata: dict[str, Any], key: str, kinds: str, n_tokens: int) -> Any:
-    """An array with a number for each token, None if there is none. kinds: numpy's letters for its type."""
+def numbers(metadata: dict[str, Any], key: str, kinds: str, n_tokens: int | None = None) -> Any:
+    """An array of numbers, as many as there are tokens; None if there is none. kinds: numpy's letters for its type."""
     found = metadata.get(key)
     if found is None:
         return None
     if not isinstance(found, np.ndarray) or found.dtype.kind not in kinds:
         raise ValueError(f"{key} of another kind, expected an array of numbers, found {_kind(found)}")
-    if len(found) != n_tokens:
+    if n_tokens is not None and len(found) != n_tokens:
         raise ValueError(f"{len(found)} entries in {key}, but {n_tokens} in {KEY}tokens")
     return found
 

@@ -108,7 +108,7 @@ def _sentencepiece(metadata: dict[str, Any], lists: TokenLists, notes: list[str]
     bpe = lists.model == "llama"
     if lists.scores is None:
         raise ValueError(f"no {KEY}scores; expected a number for each token")
-    charsmap = numbers_of_charsmap(metadata)
+    charsmap = _charsmap(metadata)
     flag: Callable[[str, bool], bool] = lambda key, default: bool(value(metadata, KEY + key, bool, default))  # noqa: E731
     model = SentencePieceModel(
         pieces=[Piece(*one) for one in zip(lists.tokens, lists.scores, _kinds(lists), strict=True)],
@@ -126,12 +126,12 @@ def _sentencepiece(metadata: dict[str, Any], lists: TokenLists, notes: list[str]
     return tokenizer
 
 
-def numbers_of_charsmap(metadata: dict[str, Any]) -> bytes:
+def _charsmap(metadata: dict[str, Any]) -> bytes:
     key = KEY + "precompiled_charsmap"
     found = metadata.get(key)
     if found is None:
         return b""
-    found = numbers(metadata, key, "iu", len(found))
+    found = numbers(metadata, key, "iu")
     if found.dtype.itemsize != 1:
         raise ValueError(f"{key} of {found.dtype}, expected an array of bytes")
     return bytes(found.tobytes())
