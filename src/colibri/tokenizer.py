@@ -65,6 +65,8 @@ class Tokenizer:
         self._tokenizer = _build(data, aliases, controls)
         self._replacement = {text: aliases.get(text, text) for text in _added(data, aliases) | aliases.keys()}
         self._added = _any_of(self._replacement)
+        # found in texts as they are, so their letters are not bytes
+        self._texts = {token["id"] for token in data.get("added_tokens") or []}
         self._prepare = prepare
         self._steps = steps
         self._pieces: dict[tuple[int, bool], bytes] = {}
@@ -123,7 +125,7 @@ class Tokenizer:
         key = (id, first)
         if key not in self._pieces:
             token = self._tokenizer.id_to_token(id) if id >= 0 else None
-            self._pieces[key] = b"" if token is None else _piece(token, self._steps, first)
+            self._pieces[key] = b"" if token is None else _piece(token, self._steps, first, id in self._texts)
         return self._pieces[key]
 
     def strip_at_start(self) -> int:
@@ -265,7 +267,7 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return list(steps)
 
 
-def _piece(token: str, steps: list[dict[str, Any]], first: bool) -> bytes:
+def _piece(token: str, steps: list[dict[str, Any]], first: bool, added: bool) -> bytes:
     for step in steps:
         kind = step["type"]
         if kind == "Replace":
@@ -275,6 +277,6 @@ def _piece(token: str, steps: list[dict[str, Any]], first: bool) -> bytes:
             token = token.replace(step["replacement"], "" if drop else " ")
         elif kind == "ByteFallback" and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
-        elif kind == "ByteLevel" and all(character in BYTE_OF for character in token):
+        elif kind == "ByteLevel" and not added and all(character in BYTE_OF for character in token):
             return bytes([BYTE_OF[character] for character in token])
     return token.encode("utf-8", "replace")

@@ -60,7 +60,7 @@ def read_model(data: bytes) -> SentencePieceModel:
             _read_normalizer(model, value)
         elif number <= 3:
             raise ValueError(f"field {number} is no message")
-    _check(model)
+    check(model)
     return model
 
 
@@ -104,7 +104,7 @@ def _read_normalizer(model: SentencePieceModel, message: memoryview) -> None:
             model.escape_spaces = flag(value)
 
 
-def _check(model: SentencePieceModel) -> None:
+def check(model: SentencePieceModel) -> None:
     pieces = model.pieces
     if model.kind not in ("unigram", "BPE"):
         raise ValueError(f"a model of kind {model.kind}; unigram and BPE are supported")
