@@ -2,8 +2,8 @@
 
     python tests/fuzz_gguf.py [-runs=1000000] [further options of libFuzzer]
 
-Owns: the seeds, and what counts as a fault. Refuses: nothing. The seeds are files of the everyday tests, so that a
-changed byte lands behind the first checks.
+Owns: the seeds, and what counts as a fault. Refuses: nothing. The seeds are files of the everyday tests, so
+that a changed byte lands behind the first checks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import atheris
 with atheris.instrument_imports(include=["colibri.convert.gguf"]):
     from colibri.convert.gguf.container import GgufFile, read_header
 
+from colibri.errors import ColibriError
 from gguf_bytes import Wrong, gguf_bytes
 from test_gguf_container import HOSTILE, METADATA, TENSORS
-
-from colibri.errors import ColibriError
 
 SEEDS = [
     gguf_bytes(METADATA, TENSORS),

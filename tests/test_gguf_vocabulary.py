@@ -202,7 +202,11 @@ def test_text_never_becomes_a_control_token() -> None:
     ("further", "keys", "ends"),
     [
         ([("<|im_start|>", CONTROL), ("<|im_end|>", CONTROL)], {"eos_token_id": 1}, [1]),
-        ([("<x>", CONTROL), ("<|eot_id|>", CONTROL), ("<|eom_id|>", CONTROL)], {"eos_token_id": 0}, [0, 1, 2]),
+        (
+            [("<x>", CONTROL), ("<|eot_id|>", CONTROL), ("<|eom_id|>", CONTROL)],
+            {"eos_token_id": 0},
+            [0, 1, 2],
+        ),
         ([("<|user|>", CONTROL), ("<|endoftext|>", CONTROL)], {"eos_token_id": 1, "eot_token_id": 0}, [1, 0]),
         ([("<|start_header_id|>", CONTROL), ("<start_of_turn>", CONTROL), ("<|user|>", CONTROL)], {}, []),
         ([("<|im_end|>", NORMAL)], {}, [0]),  # a wrong type, which real files have

@@ -1,13 +1,16 @@
-"""Makes a Mixture-of-Experts model of a dense Llama in GGUF, with the weights as they are: nothing is trained or rounded.
+"""Makes a Mixture-of-Experts model of a dense Llama in GGUF; no weight is trained or rounded.
 
     python examples/real_weights/make_moe.py SmolLM2-135M-Instruct.Q4_1.gguf moe.gguf
 
-Owns: the experts and their routers. Refuses: files of other architectures, and weights whose blocks a cut would break.
+Owns: the experts and their routers. Refuses: files of other architectures, and weights whose blocks a cut
+would break.
 
 Forms (sparse upcycling, arXiv:2212.05055, before its training):
-- copies: every expert is the whole feed-forward. Whatever the router says, a token gets what the dense model gives.
-- slices: every expert is another part of the hidden units. All of them are used with equal weights, and `down` is
-  multiplied by their number, a power of two, so that the sum is the dense model's up to the order of additions.
+- copies: every expert is the whole feed-forward. Whatever the router says, a token gets what the dense model
+  gives.
+- slices: every expert is another part of the hidden units. All of them are used with equal weights, and `down`
+  is multiplied by their number, a power of two, so that the sum is the dense model's up to the order of
+  additions.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ Array = npt.NDArray[Any]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--form", choices=("copies", "slices"), default="copies")
@@ -40,7 +45,7 @@ def arguments() -> argparse.Namespace:
     asked.used = asked.used or (asked.experts if slices else min(2, asked.experts))
     asked.router = asked.router or ("zero" if slices else "random")
     if slices and (asked.used != asked.experts or asked.router != "zero"):
-        parser.error("slices are the dense model only if all are used with equal weights: leave --used and --router out")
+        parser.error("slices must all be used with equal weights: leave --used and --router out")
     if slices and asked.experts & (asked.experts - 1):
         parser.error("--experts of slices must be a power of two, so that nothing is rounded")
     if not 1 <= asked.used <= asked.experts:
@@ -53,7 +58,9 @@ def main() -> None:
     reader = gguf.GGUFReader(asked.source)
     architecture = reader.fields["general.architecture"].contents()
     if architecture != "llama" or "llama.expert_count" in reader.fields:
-        sys.exit(f"{asked.source} is {architecture}, dense or not; expected a dense model of architecture llama")
+        sys.exit(
+            f"{asked.source} is {architecture}, dense or not; expected a dense model of architecture llama"
+        )
     writer = gguf.GGUFWriter(asked.out, "llama")
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name in ("general.architecture", "llama.feed_forward_length"):
@@ -73,7 +80,9 @@ def main() -> None:
         if part not in PARTS:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
             continue
-        experts = of_copies(tensor, asked.experts) if asked.form == "copies" else of_slices(tensor, asked.experts)
+        experts = (
+            of_copies(tensor, asked.experts) if asked.form == "copies" else of_slices(tensor, asked.experts)
+        )
         stacked = np.stack([experts[expert] for expert in order])
         writer.add_tensor(f"blk.{block}.{part}_exps.weight", stacked, raw_dtype=tensor.tensor_type)
         if part == "ffn_gate":
@@ -84,7 +93,10 @@ def main() -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    print(f"{asked.out}: {asked.experts} experts of {asked.form}, {asked.used} a token, {asked.out.stat().st_size:,} bytes")
+    print(
+        f"{asked.out}: {asked.experts} experts of {asked.form}, {asked.used} a token, "
+        f"{asked.out.stat().st_size:,} bytes"
+    )
 
 
 def of_copies(tensor: Any, count: int) -> list[Array]:

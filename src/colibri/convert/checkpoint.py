@@ -60,6 +60,11 @@ class Checkpoint:
     small_files: Mapping[str, bytes] | None = None  # those of GGUF; None: they lie in the directory
     gguf: GgufFile | None = None
 
+    @property
+    def config_path(self) -> Path:
+        """What errors about keys name."""
+        return self.path if self.gguf is not None else self.path / "config.json"
+
     def small_file(self, name: str) -> bytes | None:
         """The bytes of a file beside the weights, None if there is none."""
         if self.small_files is not None:

@@ -17,6 +17,7 @@ from colibri.convert import embedded, fp8
 from colibri.convert.checkpoint import Checkpoint, ReadRows, View, unused_weight_files, widen
 from colibri.convert.decoder import Decoder
 from colibri.convert.gguf import blocks
+from colibri.convert.gguf.layout import layout_of
 from colibri.convert.keys import Keys
 from colibri.convert.registry import Family, family_of
 from colibri.convert.targets import with_encoder
@@ -63,14 +64,12 @@ class Plan:
 def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     """Reads config.json and every header, of tensor data only what a tied head is compared with."""
     chosen = chosen_types(checkpoint, request.type, request.experts, request.dense, request.output)
-    keys = Keys(checkpoint.config, checkpoint.path / "config.json", request.context)
+    keys = Keys(checkpoint.config, checkpoint.config_path, request.context)
     family = family_of(keys)
     forms = fp8.read_forms(keys)
     decoder = family.read_config(keys)
     names, experts = family.TENSORS, family.EXPERTS
     if checkpoint.gguf is not None:
-        from colibri.convert.gguf.layout import layout_of
-
         names, experts, decoder = layout_of(checkpoint.gguf, family, decoder)
     decoder = decoder._replace(made={"rope_inv_freq": decoder.inv_freq, **decoder.made})
     keys.finish()
@@ -122,7 +121,7 @@ def _stored_otherwise(
     views: dict[str, tuple[View, ...]], types: WeightTypes, stored: dict[tuple[str, str], int]
 ) -> list[str]:
     notes = [
-        f"{count} matrices in {dtype} are stored as {type}, which "
+        f"matrices in {dtype}, {count} of them, are stored as {type}, which "
         + ("holds them without loss" if blocks.HELD.get(dtype) == type or type == "f32" else "rounds them")
         for (dtype, type), count in stored.items()
     ]

@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from colibri.convert.checkpoint import Checkpoint, open_checkpoint
+from colibri.convert.gguf.architectures import config_of
 from colibri.convert.gguf.container import find_gguf, is_gguf, open_gguf
+from colibri.convert.gguf.vocabulary import has_tokenizer, small_files
 
 
 def gguf_path(source: Path) -> Path | None:
@@ -32,11 +34,10 @@ def open_source(source: Path) -> Checkpoint:
     file = gguf_path(source)
     if file is None or not file.exists():
         return open_checkpoint(source)
-    from colibri.convert.gguf.architectures import config_of
-    from colibri.convert.gguf.vocabulary import small_files
-
     gguf = open_gguf(file)
     notes: list[str] = []
     config = config_of(gguf, notes)
-    files = small_files(gguf.metadata, gguf.path, config["vocab_size"], notes)
+    files = {}
+    if has_tokenizer(gguf.metadata):
+        files = small_files(gguf.metadata, gguf.path, config["vocab_size"], notes)
     return Checkpoint(gguf.path, config, gguf.tensors, gguf.files, tuple(notes), files, gguf)

@@ -73,9 +73,17 @@ def next_type(dtype: str) -> str:
 @cache
 def decodable() -> frozenset[str]:
     """Types whose values the gguf package can tell."""
-    from gguf import quants
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
 
-    return frozenset(type.name for type in quants._type_traits) | {"F32", "F16"}
+    def can(dtype: str) -> bool:
+        try:
+            dequantize(np.zeros((1, sizes()[dtype][1]), np.uint8), GGMLQuantizationType[dtype])
+        except NotImplementedError:
+            return False
+        return True
+
+    return frozenset({"F32", "F16", *filter(can, sizes())})
 
 
 def read_rows(tensor: SourceTensor, shape: tuple[int, ...], expert: int, rows: slice) -> Any:

@@ -29,6 +29,11 @@ _NAMES = {
 }
 
 
+def has_tokenizer(metadata: dict[str, Any]) -> bool:
+    """llama.cpp calls the kind of none so."""
+    return metadata.get(KEY + "model", "none") not in ("none", "no_vocab")
+
+
 def small_files(metadata: dict[str, Any], file: Path, n_rows: int, notes: list[str]) -> dict[str, bytes]:
     """The files by name. n_rows: rows of the embedding; file: what messages name."""
     try:
