@@ -71,7 +71,7 @@ def resolve(
                 told(f"note: {remark}")
             return report.path
 
-        target = cache_directory() / cached_name(path, headers.files, types)
+        target = cache_directory() / cached_name(headers.path, headers.files, types)
         return _converted(path, types, target, converting, told)
     if not path.exists():
         raise ConversionError(
