@@ -44,6 +44,7 @@ ARCHITECTURES = {  # model_type to general.architecture
     "gemma3_text": "gemma3",
     "llama4_text": "llama4",
     "qwen3_next": "qwen3next",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 KEYS = {
     "max_position_embeddings": "context_length",
@@ -113,12 +114,17 @@ LAYER = {  # below model.layers.N and blk.N, without .weight and .bias
     "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
 PARTS = ("gate", "up", "down")
-POST_NORMS = ("gpt-oss", "glm4moe", "gemma3", "qwen3next")  # of which gemma3 has both
+DELTA = ("qwen3next", "qwen35moe")
+POST_NORMS = ("gpt-oss", "glm4moe", "gemma3", *DELTA)  # of which gemma3 has both
 
 
 def write(
@@ -213,7 +219,9 @@ def _keys(architecture: str, config: Config) -> dict[str, Any]:
     if architecture == "llama4":
         found["feed_forward_length"] = config["intermediate_size_mlp"]
         found["expert_feed_forward_length"] = config["intermediate_size"]
-    if architecture == "qwen3next":
+    if architecture == "qwen35moe":
+        found["rope.dimension_sections"] = [1, 1, 0, 0]
+    if architecture in DELTA:
         found["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         found["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config["layer_types"]]
     return found
@@ -226,7 +234,7 @@ def _rope(config: Config, tensors: dict[str, Array]) -> dict[str, Any]:
     settings = settings.get("full_attention", settings)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    default = 0.25 if config["model_type"] == "qwen3_next" else 1.0
+    default = 0.25 if config["model_type"].startswith(("qwen3_next", "qwen3_5")) else 1.0
     dim = config.get("rotary_dim") or int(head_dim * (default if share is None else share))
     theta = float(settings["rope_theta"] if "rope_theta" in settings else config["rope_theta"])
     kind = settings.get("rope_type", settings.get("type", "default"))
@@ -290,7 +298,7 @@ def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict
     tops = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
     if not name.startswith("layers."):
         base, kind = name.rsplit(".", 1)
-        shifted = array + 1 if base == "norm" and architecture in ("gemma3", "qwen3next") else array
+        shifted = array + 1 if base == "norm" and architecture in ("gemma3", *DELTA) else array
         return {f"{tops[base]}.{kind}": shifted}
     _, layer, rest = name.split(".", 2)
     at = f"blk.{layer}."
@@ -301,7 +309,9 @@ def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict
         return {f"{at}attn_sinks.weight": array}
     if rest.endswith("e_score_correction_bias"):
         return {f"{at}exp_probs_b.bias": array.reshape(-1)}
-    if architecture == "qwen3next" and (special := _delta(config, at, rest, array)):
+    if architecture == "qwen35moe":
+        array = _in_tiles(config, rest, array)
+    if architecture in DELTA and (special := _delta(config, at, rest, array)):
         return special
     if match := re.fullmatch(r"mlp\.experts\.(\d+)\.(\w+)_proj\.weight", rest):
         return {f"{at}ffn_{match[2]}.{match[1]}.weight": array}
@@ -313,7 +323,7 @@ def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict
     to = LAYER[base]
     if base == "post_attention_layernorm" and architecture in POST_NORMS:
         to = "post_attention_norm"
-    if base.endswith("norm") and architecture in ("gemma3", "qwen3next") and to != "ssm_norm":
+    if base.endswith("norm") and architecture in ("gemma3", *DELTA) and to != "ssm_norm":
         array = array + 1
     if to in ("attn_q", "attn_k") and architecture in ("llama", "granitemoe"):
         count = "num_attention_heads" if to == "attn_q" else "num_key_value_heads"
@@ -349,6 +359,24 @@ def _delta(config: Config, at: str, name: str, array: Array) -> dict[str, Array]
         for start, end in zip(ends[:-1], ends[1:], strict=True)
     )
     return {f"{at}attn_qkv.weight": np.concatenate([q, k, v]), f"{at}attn_gate.weight": z}
+
+
+def _in_tiles(config: Config, name: str, array: Array) -> Array:
+    """Heads of values: those that read the first key head lie apart, by as many as there are key heads."""
+    key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys = 2 * key_heads * config["linear_key_head_dim"]
+    part = name.removeprefix("linear_attn.").split(".")[0]
+    if not name.startswith("linear_attn.") or part == "norm":
+        return array
+    if part == "out_proj":
+        return _tiles(array.T, key_heads, heads).T
+    start = keys if part in ("in_proj_qkv", "conv1d") else 0
+    return np.concatenate([array[:start], _tiles(array[start:], key_heads, heads)])
+
+
+def _tiles(rows: Array, key_heads: int, heads: int) -> Array:
+    by_head = rows.reshape(key_heads, heads // key_heads, -1, *rows.shape[1:])
+    return by_head.swapaxes(0, 1).reshape(rows.shape)
 
 
 def _spelled(tensors: Mapping[str, Array], experts: str) -> dict[str, Array]:

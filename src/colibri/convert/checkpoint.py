@@ -113,6 +113,7 @@ class View:
     transposed: bool = False  # the slice lies as [cols, rows]
     col: int = 0  # with transposed: the source row of column 0
     order: Sequence[int] = ()  # source row of each row, or place of each number, if they are not neighbours
+    columns: Sequence[int] = ()  # of a GGUF tensor: source column of each, if they are not neighbours
     flat: bool = False  # a vector: the numbers of a tensor of any shape
     scales: SourceTensor | None = None  # of an mxfp4 matrix, whose rows are [groups, 16] bytes
     affine: tuple[float, float] = (0.0, 1.0)  # a vector becomes (numbers + first) x second, rounded once
@@ -293,10 +294,10 @@ def _ggml_rows(view: View, first: int, last: int) -> Any:
     picked = np.array(view.order[first:last], np.intp) if view.order else view.start + np.arange(first, last)
     rows = slice(int(picked.min()), int(picked.max()) + 1)
     lines = blocks.read_rows(tensor, tensor.shape, view.expert or 0, rows)
-    if not view.order:
-        return lines
-    at = picked - rows.start
-    return lines._replace(data=lines.data[at]) if isinstance(lines, Blocks) else lines[at]
+    if view.order:
+        at = picked - rows.start
+        lines = lines._replace(data=lines.data[at]) if isinstance(lines, Blocks) else lines[at]
+    return blocks.with_columns(lines, view.columns) if view.columns else lines
 
 
 def widen(data: npt.NDArray[Any] | Scaled | Blocks) -> npt.NDArray[np.float32]:

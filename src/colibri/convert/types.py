@@ -85,15 +85,20 @@ def entry_types(
 def kept_type(view: View) -> str:
     """The type of ours that holds what a view of a GGUF file shows, or the next larger one."""
     dtype = view.tensor.dtype
-    whole_rows = not view.transposed or dtype in blocks.PLAIN
-    return blocks.HELD[dtype] if dtype in blocks.HELD and whole_rows else blocks.next_type(dtype)
+    return blocks.HELD[dtype] if dtype in blocks.HELD and _are_whole(view) else blocks.next_type(dtype)
+
+
+def _are_whole(view: View) -> bool:
+    """Whether its blocks are those of the file."""
+    dtype = view.tensor.dtype
+    return dtype in blocks.PLAIN or not view.transposed and blocks.are_whole(dtype, view.columns)
 
 
 def is_rounded(view: View, type: str) -> bool:
     """Whether values in a block type of ggml become others."""
     dtype = view.tensor.dtype
     packed = view.tensor.offset is not None and dtype not in blocks.PLAIN and type != "f32"
-    return packed and (view.transposed or blocks.HELD.get(dtype) != type)
+    return packed and (not _are_whole(view) or blocks.HELD.get(dtype) != type)
 
 
 def check_types(

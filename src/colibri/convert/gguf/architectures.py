@@ -46,8 +46,7 @@ def config_of(gguf: GgufFile, notes: list[str]) -> Config:
     config["rope_parameters"] = read_rotation(metadata, rope_head, record.latent)
     for key, value in record.implied.items():
         metadata.require(key, (value, 0) if key == "expert_gating_func" else (value,))
-    for key in record.harmless:
-        metadata.get(key)
+    metadata.pass_over(record.harmless)
     if record.finish is not None:
         record.finish(metadata, config)
     metadata.finish()

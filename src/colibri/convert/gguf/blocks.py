@@ -7,6 +7,7 @@ decoding to floats are the gguf package's, the bytes of panels repack.py's. Refu
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -108,6 +109,27 @@ def read_rows(tensor: SourceTensor, shape: tuple[int, ...], expert: int, rows: s
 
     plain = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
     return lines.view(plain[tensor.dtype])
+
+
+def with_columns(lines: Any, columns: Sequence[int]) -> Any:
+    """Columns in this order: whole blocks where none is torn, else numbers."""
+    at = np.array(columns, np.intp)
+    if not isinstance(lines, Blocks):
+        return lines[:, at]
+    if not are_whole(lines.dtype, columns):
+        return widen(lines)[:, at]
+    block, width = sizes()[lines.dtype]
+    by_block = lines.data.reshape(len(lines.data), -1, width)[:, at[::block] // block]
+    return lines._replace(data=by_block.reshape(len(lines.data), -1))
+
+
+def are_whole(dtype: str, columns: Sequence[int]) -> bool:
+    """Whether columns in this order tear no block of a row apart."""
+    block = sizes()[dtype][0]
+    if len(columns) % block:
+        return False
+    runs = np.array(columns, np.intp).reshape(-1, block)
+    return not (runs[:, 0] % block).any() and bool((runs == runs[:, :1] + np.arange(block)).all())
 
 
 def widen(blocks: Blocks) -> npt.NDArray[np.float32]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from colibri.convert.checkpoint import SourceTensor, View
-from colibri.convert.decoder import Cut, Decoder, ExpertNames, Names, neighbours_apart
+from colibri.convert.decoder import Cut, Decoder, ExpertNames, Names, neighbours_apart, permuted
 from colibri.convert.gguf.container import GgufFile
 from colibri.convert.gguf.rotation import FREQS, LONG, SHORT, read_vector
 from colibri.convert.registry import Family
@@ -180,6 +180,45 @@ def _delta_by_key_head(gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder
     return names, decoder._replace(cuts=cuts, affine={}, logs=("layers.{N}.delta_log_rate",))
 
 
+def _delta_in_tiles(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
+    """Heads of values lie in turns: first those that are the first to read a key head, and so on. Here all
+    that read one are neighbours."""
+    names = {**_POST_NORM, **_DELTA, "layers.{N}.attn_gate": NAMES["layers.{N}.attn_q"]}
+    names |= _layer(delta_beta="ssm_beta.weight", delta_decay="ssm_alpha.weight")
+    decoder = decoder._replace(affine={}, logs=("layers.{N}.delta_log_rate",))
+    config = decoder.config
+    if not any(config["mixer"]):
+        return names, decoder
+    key_heads, width, n_embd = config["delta_key_heads"], config["conv_width"], config["n_embd"]
+    group, value = config["delta_heads"] // key_heads, config["delta_value_dim"]
+    heads = [tile * key_heads + head for head in range(key_heads) for tile in range(group)]
+    values = [head * value + i for head in heads for i in range(value)]
+    keys = 2 * key_heads * config["delta_key_dim"]
+    channels = [*range(keys), *(keys + i for i in values)]
+    taps = [channel * width + tap for tap in range(width) for channel in channels]
+
+    def rows(order: list[int]) -> Cut:
+        return permuted(tuple(order), n_embd)
+
+    def numbers(order: list[int], shape: tuple[int, ...]) -> Cut:
+        return Cut(shape, lambda tensor, _: View(tensor, 1, len(order), order=order, flat=True))
+
+    cuts = {
+        "delta_qkv": rows(channels),
+        "delta_gate": rows(values),
+        "delta_beta": rows(heads),
+        "delta_decay": rows(heads),
+        "delta_conv": numbers(taps, (len(channels), width)),
+        "delta_log_rate": numbers(heads, (len(heads),)),
+        "delta_decay_bias": numbers(heads, (len(heads),)),
+        "delta_out": Cut(
+            (n_embd, len(values)), lambda tensor, _: View(tensor, n_embd, len(values), columns=values)
+        ),
+    }
+    layer = {f"layers.{{N}}.{entry}": cut for entry, cut in cuts.items()}
+    return names, decoder._replace(cuts={**decoder.cuts, **layer})
+
+
 RELAID: Mapping[str, Relaid] = {
     "deepseek2": _latent,
     "gemma3": _added,
@@ -187,5 +226,6 @@ RELAID: Mapping[str, Relaid] = {
     "gpt-oss": _post_normed,
     "granitemoe": _turned,
     "llama": _turned,
+    "qwen35moe": _delta_in_tiles,
     "qwen3next": _delta_by_key_head,
 }

@@ -132,6 +132,9 @@ class Metadata:
                 key, " or ".join(map(repr, allowed)), "The architecture has this mechanism in one form only."
             )
 
+    def pass_over(self, keys: tuple[str, ...]) -> None:
+        self._read |= set(keys)
+
     def finish(self) -> None:
         for key, allowed in NEUTRAL.items():
             if key in self.values and key not in self._read:

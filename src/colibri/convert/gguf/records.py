@@ -194,4 +194,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         implied={"expert_gating_func": SOFTMAX, "expert_weights_norm": True},
         finish=peculiar.delta_next,
     ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        {**GROUPED, **EXPERTS, **SHARED, **DELTA},
+        implied={"expert_gating_func": SOFTMAX, "expert_weights_norm": True},
+        harmless=("feed_forward_length", "rope.dimension_sections"),  # of images: a text's positions are one
+        finish=peculiar.delta,
+    ),
 }
