@@ -207,12 +207,8 @@ def test_types_that_are_asked_for(tmp_path: Path, plain: Path) -> None:
 
 def test_mxfp4_stays_unless_experts_are_asked_for(tmp_path: Path, plain: Path) -> None:
     stored(plain, tmp_path / "a.gguf", {"_exps": "MXFP4"})
-    for options, type in (
-        ({"type": "q8"}, "mxfp4"),
-        ({"experts": "q8"}, "q8"),
-        ({"experts": "mxfp4"}, "mxfp4"),
-    ):
-        report = convert(tmp_path / "a.gguf", tmp_path / "a.colibri", **options)
+    for asked, experts, type in (("q8", None, "mxfp4"), (None, "q8", "q8"), (None, "mxfp4", "mxfp4")):
+        report = convert(tmp_path / "a.gguf", tmp_path / "a.colibri", asked, experts=experts)
         found = {entry.name: entry.types for entry in read_container(report.path).entries}
         assert found["layers.0.experts.0"] == (type,) * 3
     with pytest.raises(ConversionError, match="only where the checkpoint stores them so"):

@@ -8,9 +8,9 @@ would break.
 Forms (sparse upcycling, arXiv:2212.05055, before its training):
 - copies: every expert is the whole feed-forward. Whatever the router says, a token gets what the dense model
   gives.
-- slices: every expert is another part of the hidden units. All of them are used with equal weights, and `down`
-  is multiplied by their number, a power of two, so that the sum is the dense model's up to the order of
-  additions.
+- slices: every expert is another part of the hidden units. All of them are used with equal weights, and
+  `down` is multiplied by their number, a power of two, so that the sum is the dense model's up to the order
+  of additions.
 """
 
 from __future__ import annotations
