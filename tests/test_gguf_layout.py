@@ -7,6 +7,8 @@ tools/compare_gguf_with_llama_cpp.py compares.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,15 @@ import pytest
 
 import checkpoints
 import gguf_files
+from colibri.config import complete_config
 from colibri.convert import convert
 from colibri.convert.gguf import blocks
-from colibri.errors import ConversionError
+from colibri.convert.gguf.architectures import config_of
+from colibri.convert.gguf.container import GgufFile, open_gguf
+from colibri.convert.gguf.layout import layout_of
+from colibri.convert.keys import Keys
+from colibri.convert.registry import family_of
+from colibri.errors import ColibriError, ConversionError
 from colibri.format import read_container, read_entry
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
@@ -286,6 +294,40 @@ def test_an_architecture_that_is_not_known(tmp_path: Path) -> None:
         ConversionError, match="general.architecture 'mambo' is not supported.*deepseek2.*olmoe"
     ):
         convert(gguf, tmp_path / "m.colibri", "f32")
+
+
+HOSTILE = (
+    *("x", 0, 1, -1, 3, 2**31 - 1, 2**40, 1e30, math.nan, True, ["a"], [np.array([1])], None),
+    *(np.array(numbers) for numbers in ([], [1, 2], [0.5, 0.5])),
+)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek2, V3", "gpt-oss", "gemma3", "llama4", "qwen35moe"])
+def test_any_value_of_any_key_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    """Quickly and without much memory; None removes the key. Case 14."""
+    family, options, file = CASES[name]
+    source = checkpoints.FAMILIES[family](tmp_path / "hf", storage="f32", **options)
+    gguf = open_gguf(gguf_files.write(source, tmp_path / "model.gguf", **file))
+    refused = 0
+    for key in [key for key in gguf.metadata if not key.startswith("tokenizer.")]:
+        for value in HOSTILE:
+            metadata = {k: v for k, v in gguf.metadata.items() if k != key}
+            metadata |= {} if value is None else {key: value}
+            try:
+                read_model(replace(gguf, metadata=metadata))
+            except ColibriError:
+                refused += 1
+    assert refused > 100
+    read_model(gguf)
+
+
+def read_model(gguf: GgufFile) -> None:
+    """As far as config fields, before tensors are looked for."""
+    keys = Keys(config_of(gguf, []), gguf.path)
+    family = family_of(keys)
+    decoder = layout_of(gguf, family, family.read_config(keys))[2]
+    keys.finish()
+    complete_config(decoder.config | {"n_vocab_used": decoder.config["n_vocab"]})
 
 
 @pytest.mark.parametrize(

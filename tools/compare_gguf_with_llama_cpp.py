@@ -130,7 +130,7 @@ CASES: dict[str, Case] = {
     ),
     "glm4moe": Case("glm4_moe", {"first_dense": 1}),
     "glm4moe, no norm, no biases": Case("glm4_moe", {"qk_norm": False, "qkv_bias": False}),
-    "dots1": Case("dots1", {"first_dense": 1}),
+    "dots1": Case("dots1", {"first_dense": 1, "config_extra": SIGMOID}),
     "granitemoe": Case("granitemoe"),
     "phimoe": Case("phimoe", {"noise": 0.01, "config_extra": PHI}, SPARSE_MIXER),
     "phimoe, longrope": Case(

@@ -57,7 +57,7 @@ def config_of(gguf: GgufFile, notes: list[str]) -> Config:
 def _read_keys(metadata: Metadata, record: Architecture, config: Config) -> None:
     starts = {**({} if record.latent else _GROUPED_STARTS), **record.starts}
     for key, name in (COMMON | dict(record.keys)).items():
-        value = metadata.get(key)
+        value = metadata.quantity(key)
         if value is None and name not in starts and name not in config:
             raise metadata.error(key, "a value")
         if value is None:
@@ -70,15 +70,15 @@ def _read_keys(metadata: Metadata, record: Architecture, config: Config) -> None
 
 
 def _head_dim(metadata: Metadata, config: Config) -> int:
-    """As llama.cpp has it where key_length is absent."""
-    heads = config["num_attention_heads"]
-    if not isinstance(heads, int) or heads < 1:
-        raise metadata.error("attention.head_count", "an integer of at least 1")
-    found = config.get("head_dim") or config["hidden_size"] // heads
+    """As llama.cpp has it where key_length is absent. Heads are bounded before anything is made of them."""
+    heads, width = metadata.integer("attention.head_count"), metadata.integer("embedding_length")
+    found = metadata.integer("attention.key_length") if config["head_dim"] else width // heads
     metadata.require("attention.value_length", (found,))
     if config["num_key_value_heads"] is None:
         config["num_key_value_heads"] = heads
-    return int(found)
+    for count in (heads, config["num_key_value_heads"]):
+        metadata.within("attention.head_count", count * found)
+    return found
 
 
 def _notes(metadata: Metadata, config: Config) -> list[str]:

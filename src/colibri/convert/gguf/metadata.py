@@ -61,8 +61,12 @@ class Metadata:
         }
         self._read: set[str] = set()
         # Layers of the model itself; those behind them predict tokens further on.
+        self.n_layers = self.n_extra = 0
+        n_all = self.integer("block_count")
+        if n_all > len(gguf.tensors):
+            raise self.error("block_count", f"no more than there are tensors, {len(gguf.tensors)}")
         self.n_extra = self.integer("nextn_predict_layers", 0) if "nextn_predict_layers" in self.values else 0
-        self.n_layers = self.integer("block_count") - self.n_extra
+        self.n_layers = n_all - self.n_extra
         if self.n_layers < 1:
             raise self.error("nextn_predict_layers", "less than block_count")
 
@@ -93,9 +97,11 @@ class Metadata:
     def _layers(self, key: str, value: list[Any]) -> list[Any]:
         """Of the model's own layers; without a width of 0 where a layer has experts in place of a dense
         feed-forward."""
-        if len(value) != self.n_layers + self.n_extra:
+        if not value or len(value) != self.n_layers + self.n_extra:
             raise self.error(key, f"one value, or {self.n_layers + self.n_extra}, one for each layer")
         own = [one.item() if isinstance(one, np.generic) else one for one in value[: self.n_layers]]
+        if not all(isinstance(one, int | float) for one in own):
+            raise self.error(key, "numbers")
         if key != "feed_forward_length":
             return own
         return [one for n, one in enumerate(own) if one or not self.has(f"blk.{n}.ffn_gate_inp.weight")] or [
@@ -106,7 +112,7 @@ class Metadata:
         """One for each of the model's layers, or None where the key is absent."""
         self._read.add(key)
         value = self.values.get(key)
-        if value is None or isinstance(value, int):  # a period
+        if value is None or isinstance(value, int | float | str):  # a period, if it is one
             return None
         found = self._layers(key, list(value))
         if any(one not in (0, 1) for one in found):
@@ -119,11 +125,22 @@ class Metadata:
             raise self.error(key, f"an integer of at least {minimum}")
         return value
 
+    def quantity(self, key: str) -> float | None:
+        """A count, a number or a flag as it stands; None where the key is absent."""
+        value = self.get(key)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < 2**31):
+            raise self.error(key, "a number of at least 0")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
             raise self.error(key, "a number of at least 0")
         return float(value)
+
+    def period(self, key: str, default: int) -> int:
+        """Of layers that differ from the others; 0 for none."""
+        return self.integer(key, 0) if key in self.values else default
 
     def require(self, key: str, allowed: tuple[Any, ...]) -> None:
         """For a mechanism in one form only; an absent key is fine."""
@@ -131,6 +148,12 @@ class Metadata:
             raise self.error(
                 key, " or ".join(map(repr, allowed)), "The architecture has this mechanism in one form only."
             )
+
+    def within(self, key: str, size: float) -> None:
+        """A width that `key` makes must be one that some tensor has: a file's size bounds what follows."""
+        most = max(max(tensor.shape) for tensor in self.gguf.tensors.values())
+        if size > most:
+            raise self.error(key, f"widths of tensors, here {most} at most; it makes {size}")
 
     def pass_over(self, keys: tuple[str, ...]) -> None:
         self._read |= set(keys)

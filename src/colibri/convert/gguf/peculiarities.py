@@ -49,12 +49,17 @@ def deepseek(metadata: Metadata, config: Config) -> None:
     absorbed = "attention.key_length_mla" in metadata.values
     suffix = "_mla" if absorbed else ""
     head = metadata.integer(f"attention.key_length{suffix}", rope + 1)
-    rank = config["kv_lora_rank"]
+    rank, value = (
+        metadata.integer("attention.kv_lora_rank"),
+        metadata.integer(f"attention.value_length{suffix}"),
+    )
+    for size in (metadata.integer("attention.head_count") * head, rank, value):
+        metadata.within("attention.head_count", size)
     config |= {
         "model_type": "deepseek_v3" if gating == SIGMOID else "deepseek_v2",
         "qk_rope_head_dim": rope,
         "qk_nope_head_dim": head - rope,
-        "v_head_dim": metadata.integer(f"attention.value_length{suffix}"),
+        "v_head_dim": value,
     }
     metadata.require("attention.head_count_kv", (1,) if absorbed else (config["num_attention_heads"],))
     if absorbed:
@@ -69,7 +74,7 @@ def _window(metadata: Metadata, config: Config, period: int) -> None:
     window = metadata.get("attention.sliding_window", 0)
     each = metadata.flags("attention.sliding_window_pattern")
     if each is None:
-        period = metadata.get("attention.sliding_window_pattern", period) or 0
+        period = metadata.period("attention.sliding_window_pattern", period)
         each = [not period or (n + 1) % period > 0 for n in range(metadata.n_layers)]
     config["sliding_window"] = window or None
     config["layer_types"] = [SLIDING if one and window else FULL for one in each]
@@ -109,8 +114,8 @@ def llama4(metadata: Metadata, config: Config) -> None:
     whole = metadata.get("attention.sliding_window") == 0
     metadata.require("attention.sliding_window", (8192, 0))
     each = metadata.flags("attention.sliding_window_pattern")
-    period = metadata.get("attention.sliding_window_pattern", 4) if each is None else 0
     if each is None:
+        period = metadata.period("attention.sliding_window_pattern", 4)
         each = [not period or (n + 1) % period > 0 for n in range(metadata.n_layers)]
     metadata.require("rope.freq_base_swa", (config["rope_parameters"]["rope_theta"],))
     config |= {
@@ -125,12 +130,17 @@ def llama4(metadata: Metadata, config: Config) -> None:
 
 def delta(metadata: Metadata, config: Config) -> None:
     """Keys of state-space models, and the layers that have none."""
-    inner, heads = metadata.integer("ssm.inner_size"), config["linear_num_value_heads"]
+    inner, heads = metadata.integer("ssm.inner_size"), metadata.integer("ssm.time_step_rank")
+    metadata.within("ssm.inner_size", inner)
+    metadata.within(
+        "ssm.state_size", metadata.integer("ssm.state_size") * metadata.integer("ssm.group_count")
+    )
+    metadata.within("ssm.conv_kernel", metadata.integer("ssm.conv_kernel"))
     if inner % heads:
         raise metadata.error("ssm.inner_size", f"a multiple of ssm.time_step_rank = {heads}")
     config["linear_value_head_dim"] = inner // heads
     each = metadata.flags("attention.recurrent_layers")
-    period = metadata.get("full_attention_interval", 4)
+    period = metadata.period("full_attention_interval", 4) or 1
     if each is None:
         each = [(n + 1) % period > 0 for n in range(metadata.n_layers)]
     config["layer_types"] = [LINEAR if one else FULL for one in each]
