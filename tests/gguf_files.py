@@ -132,6 +132,7 @@ def write(
     out: Path,
     *,
     experts: str = "apart",
+    fused_qkv: bool = False,
     absorbed: bool = True,
     keys: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
@@ -140,14 +141,16 @@ def write(
 ) -> Path:
     """The checkpoint `source` as the file `out`. experts: "apart" (three tensors a layer), "fused" (gate and
     up in one) or "single" (files of before April 2024). absorbed: False writes attn_kv_b as old files do.
-    keys: added or in place of others, below the architecture's name unless they begin with "general." and so
-    on. remove: of such keys. tensors: added. without: a pattern of tensors that are left away."""
+    fused_qkv: one matrix for queries, keys and values. keys: added or in place of others, below the
+    architecture's name unless they begin with "general." and so on. remove: of such keys. tensors: added. without: a pattern of tensors that are left away."""
     config = json.loads((source / "config.json").read_text("utf-8"))
     architecture = ARCHITECTURES[config["model_type"]]
     found = _tensors(
         architecture, config, canonical(config["model_type"], load_file(source / "model.safetensors"))
     )
     found = _spelled(found, experts) | dict(tensors or {})
+    if fused_qkv:
+        found = _fused(found)
     values = _keys(architecture, config) | _rope(config, found)
     if architecture == "deepseek2":
         values |= _latent(config, found, absorbed)
@@ -377,6 +380,16 @@ def _in_tiles(config: Config, name: str, array: Array) -> Array:
 def _tiles(rows: Array, key_heads: int, heads: int) -> Array:
     by_head = rows.reshape(key_heads, heads // key_heads, -1, *rows.shape[1:])
     return by_head.swapaxes(0, 1).reshape(rows.shape)
+
+
+def _fused(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    parts = [name for name in tensors if re.fullmatch(r"blk\.\d+\.attn_q\.\w+", name)]
+    gone = {name.replace("attn_q", f"attn_{part}") for name in parts for part in "qkv"}
+    found = {name: array for name, array in tensors.items() if name not in gone}
+    for name in parts:
+        three = [tensors[name.replace("attn_q", f"attn_{part}")] for part in "qkv"]
+        found[name.replace("attn_q", "attn_qkv")] = np.concatenate(three)
+    return found
 
 
 def _spelled(tensors: Mapping[str, Array], experts: str) -> dict[str, Array]:

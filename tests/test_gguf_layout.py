@@ -50,6 +50,8 @@ LLAMA4 = {"floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, {}),
     "llama, biases": ("llama", {"qkv_bias": True}, {}),
+    "llama, fused": ("llama", {"qkv_bias": True}, {"fused_qkv": True}),
+    "qwen3moe, all fused": ("qwen3_moe", {}, {"fused_qkv": True, "experts": "fused"}),
     "llama, tied": ("llama", {"tied": True}, {}),
     "llama, linear": (
         "llama",

@@ -132,7 +132,11 @@ CASES: dict[str, Case] = {
     "glm4moe, no norm, no biases": Case("glm4_moe", {"qk_norm": False, "qkv_bias": False}),
     "dots1": Case("dots1", {"first_dense": 1, "config_extra": SIGMOID}),
     "granitemoe": Case("granitemoe"),
-    "phimoe": Case("phimoe", {"noise": 0.01, "config_extra": PHI}, SPARSE_MIXER),
+    "phimoe": Case(
+        "phimoe",
+        {"noise": 0.01, "config_extra": PHI | {"original_max_position_embeddings": 512}},
+        SPARSE_MIXER,
+    ),
     "phimoe, longrope": Case(
         "phimoe",
         {

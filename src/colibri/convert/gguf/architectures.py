@@ -40,7 +40,7 @@ def config_of(gguf: GgufFile, notes: list[str]) -> Config:
         "vocab_size": gguf.tensors[EMBEDDING].shape[0],
         "tie_word_embeddings": not metadata.has(OUTPUT),
     }
-    config |= {name: metadata.has(tensor) for name, tensor in record.present.items()}
+    config |= {name: any(map(metadata.has, tensors)) for name, tensors in record.present.items()}
     _read_keys(metadata, record, config)
     rope_head = None if record.latent else _head_dim(metadata, config)
     config["rope_parameters"] = read_rotation(metadata, rope_head, record.latent)

@@ -16,12 +16,12 @@ from colibri.convert.gguf.peculiarities import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOS
 class Architecture(NamedTuple):
     """`keys`: below the architecture's name, and what config.json calls them, beside COMMON. `starts`: what
     holds where a key is absent, or always; a key without a start must be there. `present`: true where the
-    file has this tensor. `implied`: keys that most files lack, with the value that the architecture has."""
+    file has one of these tensors. `implied`: keys that most files lack, with the value that the architecture has."""
 
     model_type: str
     keys: Mapping[str, str] = {}
     starts: Mapping[str, Any] = {}
-    present: Mapping[str, str] = {}
+    present: Mapping[str, tuple[str, ...]] = {}
     implied: Mapping[str, Any] = {}
     harmless: tuple[str, ...] = ()
     latent: bool = False  # attention, whose heads have other keys
@@ -66,7 +66,7 @@ _ROUTED_STARTS = {
     "routed_scaling_factor": 1.0,
     "topk_group": 1,
 }
-_Q_BIAS = "blk.0.attn_q.bias"
+_Q_BIAS = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
@@ -119,7 +119,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "glm4_moe",
         {**GROUPED, **ROUTED},
         starts=_ROUTED_STARTS,
-        present={"attention_bias": _Q_BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
+        present={"attention_bias": _Q_BIAS, "use_qk_norm": ("blk.0.attn_q_norm.weight",)},
         implied={"expert_gating_func": SIGMOID},
         harmless=("rope.dimension_sections",),  # of images: a text's positions are one
     ),
@@ -150,7 +150,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "phimoe",
         {**GROUPED, **DENSE, **LOCAL, "attention.sliding_window": "sliding_window"},
         starts={"sliding_window": None},
-        present={"attention_bias": _Q_BIAS, "lm_head_bias": "output.bias"},
+        present={"attention_bias": _Q_BIAS, "lm_head_bias": ("output.bias",)},
         implied={"expert_gating_func": SOFTMAX},
     ),
     "ernie4_5-moe": Architecture(
