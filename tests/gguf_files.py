@@ -142,7 +142,8 @@ def write(
     """The checkpoint `source` as the file `out`. experts: "apart" (three tensors a layer), "fused" (gate and
     up in one) or "single" (files of before April 2024). absorbed: False writes attn_kv_b as old files do.
     fused_qkv: one matrix for queries, keys and values. keys: added or in place of others, below the
-    architecture's name unless they begin with "general." and so on. remove: of such keys. tensors: added. without: a pattern of tensors that are left away."""
+    architecture's name unless they begin with "general." and so on. remove: of such keys. tensors: added.
+    without: a pattern of tensors that are left away."""
     config = json.loads((source / "config.json").read_text("utf-8"))
     architecture = ARCHITECTURES[config["model_type"]]
     found = _tensors(

@@ -16,7 +16,8 @@ from colibri.convert.gguf.peculiarities import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOS
 class Architecture(NamedTuple):
     """`keys`: below the architecture's name, and what config.json calls them, beside COMMON. `starts`: what
     holds where a key is absent, or always; a key without a start must be there. `present`: true where the
-    file has one of these tensors. `implied`: keys that most files lack, with the value that the architecture has."""
+    file has one of these tensors. `implied`: keys that most files lack, with the value that the architecture
+    has."""
 
     model_type: str
     keys: Mapping[str, str] = {}
