@@ -215,6 +215,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"keys": {"attention.value_length": 8}},
         r"value_length is 8; expected 16",
     ),
+    "heads that do not divide": (
+        "llama",
+        {"keys": {"attention.head_count": 3, "attention.head_count_kv": 3}},
+        "hidden_size 64 is not a multiple of num_attention_heads 3",
+    ),
     "layers unlike": (
         "llama",
         {"keys": {"attention.head_count_kv": [2, 4]}},

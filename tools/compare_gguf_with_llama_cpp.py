@@ -128,6 +128,15 @@ CASES: dict[str, Case] = {
             "rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
         },
     ),
+    "gpt-oss, MXFP4, plain RoPE": Case(
+        "gpt_oss",
+        {
+            "mxfp4": True,
+            "config_extra": {"swiglu_limit": 7.0},
+            "rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+        },
+        "both round what MXFP4 multiplies to 8 bits, each its own way",
+    ),
     "glm4moe": Case("glm4_moe", {"first_dense": 1}),
     "glm4moe, no norm, no biases": Case("glm4_moe", {"qk_norm": False, "qkv_bias": False}),
     "dots1": Case("dots1", {"first_dense": 1, "config_extra": SIGMOID}),

@@ -58,12 +58,14 @@ ROUTED = {
     "expert_weights_norm": "norm_topk_prob",
     "expert_weights_scale": "routed_scaling_factor",
     "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
 }
 _ROUTED_STARTS = {
     "first_k_dense_replace": 0,
     "n_group": 1,
     "n_shared_experts": 0,
     "norm_topk_prob": False,
+    "num_nextn_predict_layers": 0,
     "routed_scaling_factor": 1.0,
     "topk_group": 1,
 }
