@@ -251,11 +251,11 @@ def test_files_without_types_have_the_same_special_tokens() -> None:
 
 
 def test_tokens_that_swallow_white_space() -> None:
-    phi = pieces(("<|user|>", CONTROL), **{"general.name": "Phi-3-mini", "eos_token_id": 2})
+    phi = {**pieces(("<|user|>", CONTROL), eos_token_id=2), "general.name": "Phi-3-mini"}
     ours = tokenizer(phi)
     with_line = ours.encode("<|user|>\nab", special=True)
     assert [ours.token(id) for id in with_line] == ["<|user|>", "▁ab"]
-    mask = pieces(("<mask>", CONTROL), model="t5", **{"general.architecture": "nomic-bert-moe"})
+    mask = {**pieces(("<mask>", CONTROL), model="t5"), "general.architecture": "nomic-bert-moe"}
     made = {token["content"]: token["lstrip"] for token in files(mask)["tokenizer.json"]["added_tokens"]}
     assert made["<mask>"] and not made["</s>"]
 
