@@ -318,9 +318,8 @@ def changed(data: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({}, "no tokenizer.ggml.model"),
+    (changed(byte_level(), model=None), "no tokenizer.ggml.model, expected a kind"),
     (changed(byte_level(), model="rwkv"), "model = 'rwkv', expected a kind .* gpt2, gemma4, llama, t5, bert"),
-    (changed(byte_level(), model="no_vocab"), "model = 'no_vocab'"),
     (changed(byte_level(), model=7), "model = 7, expected a text, found int"),
     (changed(byte_level(), tokens=None), "no tokenizer.ggml.tokens"),
     (changed(byte_level(), tokens=[]), "an empty tokenizer.ggml.tokens"),
@@ -366,6 +365,11 @@ def test_damaged_metadata_is_refused_by_name(data: dict[str, Any], message: str)
     with pytest.raises(ConversionError, match=message) as caught:
         small_files(data, Path("m.gguf"), 1000, [])
     assert str(caught.value).startswith("m.gguf has ") and len(str(caught.value)) < 1500
+
+
+def test_a_file_may_say_that_it_has_no_tokenizer() -> None:
+    for data in ({}, {KEY + "model": "no_vocab"}, {KEY + "model": "none", "general.name": "x"}):
+        assert small_files(data, Path("m.gguf"), 1000, []) == {}
 
 
 def test_ids_that_steer_nothing_are_left_out_with_a_note() -> None:

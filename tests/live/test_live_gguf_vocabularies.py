@@ -31,7 +31,7 @@ PREFIX = "ggml-vocab-"
 NAMES = (
     "aquila baichuan bert-bge command-r deepseek-coder deepseek-llm falcon gemma-4 gpt-2 gpt-neox llama-bpe "
     "llama-spm mpt nomic-bert-moe phi-3 qwen2 qwen35 refact starcoder"
-).split()
+)
 WITHOUT_IDS = ("aquila", "baichuan", "gpt-neox", "nomic-bert-moe")
 # Ends by name; of Qwen's </s>, which merges make of text, llama.cpp says it too.
 ENDS = {
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found[0].parent
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=NAMES.split())
 def vocabulary(folder: Path, request: pytest.FixtureRequest) -> Vocabulary:
     file = folder / f"{PREFIX}{request.param}.gguf"
     metadata: dict[str, Any] = open_gguf(file).metadata
