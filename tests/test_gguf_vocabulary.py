@@ -251,11 +251,11 @@ def test_files_without_types_have_the_same_special_tokens() -> None:
 
 
 def test_tokens_that_swallow_white_space() -> None:
-    phi = pieces(("<|user|>", CONTROL), **{"general.name": "Phi-3-mini", "eos_token_id": 2})
+    phi = {**pieces(("<|user|>", CONTROL), eos_token_id=2), "general.name": "Phi-3-mini"}
     ours = tokenizer(phi)
     with_line = ours.encode("<|user|>\nab", special=True)
     assert [ours.token(id) for id in with_line] == ["<|user|>", "▁ab"]
-    mask = pieces(("<mask>", CONTROL), model="t5", **{"general.architecture": "nomic-bert-moe"})
+    mask = {**pieces(("<mask>", CONTROL), model="t5"), "general.architecture": "nomic-bert-moe"}
     made = {token["content"]: token["lstrip"] for token in files(mask)["tokenizer.json"]["added_tokens"]}
     assert made["<mask>"] and not made["</s>"]
 
@@ -318,9 +318,8 @@ def changed(data: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
-    ({}, "no tokenizer.ggml.model"),
+    (changed(byte_level(), model=None), "no tokenizer.ggml.model, expected a kind"),
     (changed(byte_level(), model="rwkv"), "model = 'rwkv', expected a kind .* gpt2, gemma4, llama, t5, bert"),
-    (changed(byte_level(), model="no_vocab"), "model = 'no_vocab'"),
     (changed(byte_level(), model=7), "model = 7, expected a text, found int"),
     (changed(byte_level(), tokens=None), "no tokenizer.ggml.tokens"),
     (changed(byte_level(), tokens=[]), "an empty tokenizer.ggml.tokens"),
@@ -366,6 +365,11 @@ def test_damaged_metadata_is_refused_by_name(data: dict[str, Any], message: str)
     with pytest.raises(ConversionError, match=message) as caught:
         small_files(data, Path("m.gguf"), 1000, [])
     assert str(caught.value).startswith("m.gguf has ") and len(str(caught.value)) < 1500
+
+
+def test_a_file_may_say_that_it_has_no_tokenizer() -> None:
+    for data in ({}, {KEY + "model": "no_vocab"}, {KEY + "model": "none", "general.name": "x"}):
+        assert small_files(data, Path("m.gguf"), 1000, []) == {}
 
 
 def test_ids_that_steer_nothing_are_left_out_with_a_note() -> None:

@@ -93,8 +93,8 @@ def texts(metadata: dict[str, Any], key: str) -> list[str]:
 
 
 def numbers(metadata: dict[str, Any], key: str, kinds: str, n_tokens: int | None = None) -> Any:
-    """An array of numbers, as many as there are tokens; None if there is none. kinds: numpy's letters for its
-    type."""
+    """An array of numbers, as many as there are tokens; None if there is none. kinds: numpy's letters for
+    its type."""
     found = metadata.get(key)
     if found is None:
         return None

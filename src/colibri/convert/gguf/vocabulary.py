@@ -16,6 +16,7 @@ from colibri.convert.gguf.token_lists import KEY, TokenLists, read_lists, texts,
 from colibri.convert.gguf.tokenizer_models import MODELS, pre_tokenizer_of, tokenizer_of
 from colibri.errors import ConversionError
 
+_WITHOUT = ("no_vocab", "none")
 _TEMPLATE = "tokenizer.chat_template"
 # Names of the tokens in tokenizer_config.json, by the name in GGUF's key.
 _NAMES = {
@@ -35,7 +36,10 @@ def has_tokenizer(metadata: dict[str, Any]) -> bool:
 
 
 def small_files(metadata: dict[str, Any], file: Path, n_rows: int, notes: list[str]) -> dict[str, bytes]:
-    """The files by name. n_rows: rows of the embedding; file: what messages name."""
+    """The files by name, none where the file says that it has no tokenizer. n_rows: rows of the embedding;
+    file: what messages name."""
+    if metadata.get(KEY + "model") in _WITHOUT or not any(key.startswith("tokenizer.") for key in metadata):
+        return {}
     try:
         model = value(metadata, KEY + "model", str)
         if model not in MODELS:
