@@ -3,6 +3,7 @@
 
 static void activation_layout(struct activation *a, struct arena *arena, uint64_t rows, int32_t width, bool f32) {
     a->width = width;
+    a->stride = (size_t)width;
     a->q8_bytes = q8_row_bytes((size_t)width);
     a->f32 = f32 ? arena_take(arena, rows, (uint64_t)width * sizeof *a->f32) : NULL;
     a->q8 = arena_take(arena, rows, a->q8_bytes);

@@ -12,10 +12,10 @@ enum { ATTEND_SPLIT = 4 }; /* most rows whose attention is shared out by blocks 
 
 /* Rows as matrices of any type read them: f32, and quantised for q8 and q4. */
 struct activation {
-    float *f32;          /* [rows][width]; NULL where no matrix reads it */
+    float *f32;          /* [rows][stride]; NULL where no matrix reads it */
     uint8_t *q8;         /* [rows][q8_bytes] */
     int32_t width;
-    size_t q8_bytes;
+    size_t stride, q8_bytes;
 };
 
 /* One feed-forward applied to some rows: a routed expert, the shared one, or the dense one of a layer. */
@@ -33,6 +33,7 @@ struct chunk {
     struct threads *threads;
     struct cache *cache;
     struct profile profile;
+    int32_t layer;                        /* that the rows are in */
     int32_t n;                            /* rows in use */
     int32_t *ids, *sequences, *positions; /* [n] */
     float *rope_cosine, *rope_sine;       /* [n][rope_sets][rope_dim / 2] */
@@ -63,14 +64,20 @@ struct chunk {
     float *scratch;                       /* [threads][scratch_floats] what a worker keeps within an item */
     size_t scratch_floats;                /* at least 2 panels of every slot, or of gate and up of every row */
     struct matmul *products;              /* [4, or n_heads where heads have their own] work list */
+    int32_t step;                         /* panels that an item of the work list at hand takes */
     int32_t *output_rows;                 /* [n_outputs] rows whose logits are wanted */
     float **outputs;                      /* [n_outputs] where they go */
     int32_t n_outputs;
 };
 
-/* Where cosines and sines of a row in a layer that rotates begin. */
-static inline size_t chunk_rope_at(const struct config *c, int32_t row, int32_t layer) {
-    return ((size_t)row * (size_t)c->rope_sets + (size_t)c->rope_set[layer]) * (size_t)(c->rope_dim / 2);
+static inline const struct layer *chunk_layer(const struct chunk *chunk) {
+    return &chunk->model->layers[chunk->layer];
+}
+
+/* Where cosines and sines of a row begin, if the layer rotates. */
+static inline size_t chunk_rope_at(const struct chunk *chunk, int32_t row) {
+    const struct config *const c = chunk->config;
+    return ((size_t)row * (size_t)c->rope_sets + (size_t)c->rope_set[chunk->layer]) * (size_t)(c->rope_dim / 2);
 }
 
 static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker) {

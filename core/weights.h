@@ -31,6 +31,7 @@ struct attention_weights {
     const float *out_bias;                      /* [n_embd]; NULL: none */
     const float *post_norm;                     /* [n_embd]; NULL: none */
     const float *sinks;                         /* [n_heads]; NULL: none */
+    bool reads_q8;                              /* some matrix needs its input quantised, that of `out` aside */
 };
 
 struct layer {

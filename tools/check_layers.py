@@ -37,7 +37,7 @@ CORE: Table = [
     ("kernels/avx2_vnni", "kernels/neon_dotprod"),
     ("kernels/scalar", "kernels/avx2", "kernels/avx512", "kernels/neon", "kernels/wasm"),
     ("kernels/body",),
-    ("kernels/matmul",),
+    ("kernels/matmul", "kernels/elementwise", "kernels/attend", "kernels/delta_rule"),
     ("kernels/kernels",),
     ("status", "rope", "topk"),
     ("include/colibri",),
