@@ -65,8 +65,9 @@ INLINE float fold_max(vf v) {
 /* Elements i … i + 15 of n, zeros behind the last. */
 INLINE vf load_at(const float *x, int32_t i, int32_t n) {
     if (n - i >= 16) return vf_load(x + i);
+    if (n <= i) return vf_set1(0);
     float lane[16] = {0};
-    if (n > i) memcpy(lane, x + i, (size_t)(n - i) * sizeof *x);
+    memcpy(lane, x + i, (size_t)(n - i) * sizeof *x);
     return vf_load(lane);
 }
 
