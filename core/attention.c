@@ -23,7 +23,7 @@ static void prepare_heads(const struct attention_work *work, int32_t row, float 
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
-    const int32_t dim = config->head_dim, width = n_heads * dim;
+    const int32_t dim = config_head_dim(config, c->layer), width = n_heads * dim;
     const bool rotates = config->rope_dim > 0 && config->rope_set[c->layer] != 2;
     const size_t at = rotates ? chunk_rope_at(c, row) : 0;
     if (bias != NULL) kernels->add(heads, bias, width);
@@ -31,7 +31,7 @@ static void prepare_heads(const struct attention_work *work, int32_t row, float 
     if (config->qkv_clip > 0) kernels->clamp(heads, config->qkv_clip, width);
     for (int32_t h = 0; h < n_heads; h++, heads += dim) {
         if (norm != NULL && config->qk_norm != 2) kernels->rms_norm(heads, heads, norm, dim, config->norm_eps);
-        if (rotates) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config->rope_dim);
+        if (rotates) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config_rope_dim(config, c->layer));
     }
 }
 
@@ -56,7 +56,8 @@ static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const struct attention_weights *const w = work->weights;
-    const size_t dim = (size_t)config->head_dim, kv_width = (size_t)config->n_kv_heads * dim;
+    const int32_t kv_heads = config_kv_heads(config, c->layer);
+    const size_t dim = (size_t)config_head_dim(config, c->layer), kv_width = (size_t)kv_heads * dim;
     float *const k = c->k + (size_t)row * kv_width, *const v = c->v + (size_t)row * kv_width;
     if (work->asks) {
         float *const q = c->q + (size_t)row * (size_t)config->n_heads * dim;
@@ -67,16 +68,18 @@ static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
         }
     }
     if (!work->writes) return;
-    prepare_heads(work, row, k, config->n_kv_heads, w->k_bias, w->k_norm);
+    prepare_heads(work, row, k, kv_heads, w->k_bias, w->k_norm);
     if (w->v_bias != NULL) c->kernels->add(v, w->v_bias, (int32_t)kv_width);
     if (config->qkv_clip > 0) c->kernels->clamp(v, config->qkv_clip, (int32_t)kv_width);
-    for (int32_t h = 0; h < config->n_kv_heads; h++) {
-        cache_write(c->cache, table_of(work, row), c->layer, h, c->positions[row], k + (size_t)h * dim, v + (size_t)h * dim);
+    for (int32_t h = 0; h < kv_heads; h++) {
+        float *const value = v + (size_t)h * dim;
+        if (config->value_norm) c->kernels->rms_norm(value, value, NULL, (int32_t)dim, config->norm_eps);
+        cache_write(c->cache, table_of(work, row), c->layer, h, c->positions[row], k + (size_t)h * dim, value);
     }
 }
 
 static float *partial_at(const struct chunk *c, size_t row_head, int32_t block) {
-    return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->cache->value_dim);
+    return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(config_kv_value_dim(c->config, c->layer));
 }
 
 /* One kv head, or a tile of the query heads that read it, and up to work->rows neighbouring rows, or all and one block:
@@ -85,7 +88,7 @@ static void attend_item(void *argument, int32_t item, UNUSED int32_t worker) {
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
-    const int32_t group = config->n_heads / config->n_kv_heads, tiles = work->parts / config->n_kv_heads;
+    const int32_t kv_heads = config_kv_heads(config, c->layer), group = config->n_heads / kv_heads, tiles = work->parts / kv_heads;
     const int32_t kv_head = item % work->parts / tiles, from = item % work->parts % tiles * ATTEND_TILE;
     const int32_t to = from + ATTEND_TILE < group ? from + ATTEND_TILE : group, at = item / work->parts;
     const int32_t block = work->rows > 0 ? -1 : work->first_block + at, first = at * work->rows;
@@ -95,9 +98,9 @@ static void attend_item(void *argument, int32_t item, UNUSED int32_t worker) {
         .pool = c->cache->pool,
         .block_bytes = c->cache->block_bytes,
         .k_offset = cache_key_offset(c->cache, c->layer, kv_head),
-        .v_offset = cache_value_offset(c->cache, c->layer, kv_head),
-        .key_dim = c->cache->key_dim,
-        .value_dim = c->cache->value_dim,
+        .v_offset = cache_key_offset(c->cache, c->layer, kv_head) + cache_key_bytes(c->cache, c->layer),
+        .key_dim = config_key_dim(config, c->layer),
+        .value_dim = config_kv_value_dim(config, c->layer),
         .block_positions = c->cache->block_positions,
         .scale = config->attn_scale,
         .bias_span = work->bias == NULL ? 0 : config->attn_bias_span,
@@ -130,15 +133,17 @@ static void merge_item(void *argument, int32_t head, UNUSED int32_t worker) {
     const struct chunk *const c = work->chunk;
     const int32_t row = head / c->config->n_heads, first = first_key(work, row) / KV_BLOCK;
     const float *const sinks = work->weights->sinks;
-    c->kernels->attend_merge(partial_at(c, (size_t)head, first), (end_key(work, row) - 1) / KV_BLOCK + 1 - first, c->cache->value_dim,
-                             sinks == NULL ? NULL : sinks + head % c->config->n_heads, c->q + (size_t)head * (size_t)c->cache->key_dim);
+    c->kernels->attend_merge(partial_at(c, (size_t)head, first), (end_key(work, row) - 1) / KV_BLOCK + 1 - first,
+                             config_kv_value_dim(c->config, c->layer), sinks == NULL ? NULL : sinks + head % c->config->n_heads,
+                             c->q + (size_t)head * (size_t)config_key_dim(c->config, c->layer));
 }
 
 /* Keys and values that all query heads of all rows read. */
 static uint64_t attended_bytes(const struct attention_work *work) {
     const struct chunk *const c = work->chunk;
     uint64_t bytes = 0;
-    const int64_t width = (int64_t)c->config->n_heads * (c->cache->key_dim + c->cache->value_dim);
+    const int32_t dims = config_key_dim(c->config, c->layer) + config_kv_value_dim(c->config, c->layer);
+    const int64_t width = (int64_t)c->config->n_heads * dims;
     for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(end_key(work, row) - first_key(work, row), width);
     return bytes;
 }
@@ -170,7 +175,7 @@ static void attend(struct attention_work *work) {
 static void grouped_rows(struct chunk *c, struct attention_work *work) {
     const struct attention_weights *const w = work->weights;
     const size_t q_width = (size_t)c->attended.width;
-    const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
+    const size_t kv_width = (size_t)config_kv_heads(c->config, c->layer) * (size_t)config_head_dim(c->config, c->layer);
     int32_t n = 0;
     if (work->asks) c->products[n++] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
     if (work->asks && c->config->attn_gate) c->products[n++] = product(&w->gate, &c->h, NULL, c->n, c->gate, q_width);
@@ -194,7 +199,7 @@ static struct attention_work work_of(const struct chunk *c, bool cross) {
         .asks = true,
         .writes = !cross,
         .bias = cross ? NULL : encoder ? c->model->encoder_attn_bias : c->model->attn_bias,
-        .parts = chunk_attend_parts(c->config),
+        .parts = chunk_attend_parts(c->config, c->layer),
     };
 }
 
@@ -213,6 +218,7 @@ static void gate_item(void *argument, int32_t row, UNUSED int32_t worker) {
 
 static void attend_to(struct chunk *c, struct attention_work *work) {
     const bool latent = c->config->kv_latent_dim > 0;
+    activation_width(&c->attended, c->config->n_heads * config_out_dim(c->config, c->layer));
     if (latent) latent_queries(c);
     else grouped_rows(c, work);
     attend(work);
@@ -234,7 +240,7 @@ void attention_layer(struct chunk *c) {
         if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n, 1);
         c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
         product_run(c, 1);
-        product_residual(c, w->out_bias, w->post_norm);
+        product_residual(c, (struct residual){.bias = w->out_bias, .norm = w->post_norm});
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ATTN_OUT);
     }
 }

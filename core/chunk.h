@@ -18,6 +18,13 @@ struct activation {
     size_t stride, q8_bytes;
 };
 
+/* Rows of another width in the same memory. */
+static inline void activation_width(struct activation *a, int32_t width) {
+    a->width = width;
+    a->stride = (size_t)width;
+    a->q8_bytes = q8_row_bytes((size_t)width);
+}
+
 /* One feed-forward applied to some rows: a routed expert, the shared one, or the dense one of a layer. */
 struct ffn_group {
     const struct ffn_weights *weights;
@@ -39,8 +46,9 @@ struct chunk {
     float *rope_cosine, *rope_sine;       /* [n][rope_sets][rope_dim / 2] */
     float *x;                             /* [n][n_embd] the residual stream */
     struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
+    struct activation side;               /* [n][n_embd] what a dense feed-forward beside the experts says; f32 only */
     float *q, *k, *v;                     /* [n][heads x key_dim]; v NULL where values are made of a latent in k */
-    struct activation attended;           /* [n][n_heads x width of a value]; takes the place of q, but if values are made of a
+    struct activation attended;           /* [n][n_heads x width of a value of the layer]; takes the place of q, but if values are made of a
                                            * latent: then queries before they enter latent space lie here too */
     struct activation q_latent;           /* [n][q_latent_dim] */
     float *gate;                          /* [n][n_heads x head_dim] whose sigmoid scales `attended` */
@@ -85,8 +93,9 @@ static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker) {
 }
 
 /* Parts that attention to one block is shared out in: key/value heads, and tiles of the query heads that read one. */
-static inline int32_t chunk_attend_parts(const struct config *config) {
-    return config->n_kv_heads * ((config->n_heads / config->n_kv_heads + ATTEND_TILE - 1) / ATTEND_TILE);
+static inline int32_t chunk_attend_parts(const struct config *config, int32_t layer) {
+    const int32_t kv_heads = config_kv_heads(config, layer);
+    return kv_heads * ((config->n_heads / kv_heads + ATTEND_TILE - 1) / ATTEND_TILE);
 }
 
 /* How many rows from `row` on are of its sequence. */

@@ -114,7 +114,7 @@ static void down_item(void *argument, int32_t item, int32_t worker) {
         for (int32_t i = 0; bias != NULL && i < group->n; i++) c->kernels->add(m.y + (size_t)i * (size_t)width, bias + from, count);
         if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
     }
-    const bool experts = c->config->n_experts[c->layer] > 0;
+    const bool experts = c->groups[0].expert >= 0;
     for (int32_t row = 0; row < c->n; row++) combine(c, row, outputs, width, from, count, experts);
 }
 
@@ -138,7 +138,6 @@ void ffn_experts(struct chunk *c) {
     const int32_t down_panels = (c->config->n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
     c->step = fitting_step(c, down_panels, slots);
     threads_run(c->threads, down_item, c, (down_panels + c->step - 1) / c->step, down_bytes);
-    if (c->config->post_norm) product_residual(c, NULL, chunk_layer(c)->ffn_post_norm);
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
 }
 

@@ -59,19 +59,32 @@ static void embed_item(void *argument, int32_t row, UNUSED int32_t worker) {
     c->kernels->add(x, sines, config->n_embd);
 }
 
-static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_error *error) {
-    const struct layer *const w = chunk_layer(c);
-    product_norm(c, c->x, w->ffn_norm, w->ffn_norm_bias, c->config->norm_eps, w->ffn_reads_q8, &c->h);
-    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_NORM);
-    if (c->config->n_experts[c->layer] == 0) {
-        ffn_dense(c);
-        return COLIBRI_OK;
-    }
+static int32_t route(struct chunk *c, const struct watch *watch, colibri_error *error) {
     router_layer(c);
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
     TRY(report_routing(c, watch, error));
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
-    ffn_experts(c);
+    return COLIBRI_OK;
+}
+
+static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_error *error) {
+    const struct layer *const w = chunk_layer(c);
+    const float eps = c->config->norm_eps;
+    const bool routed = c->config->n_experts[c->layer] > 0, both = routed && c->config->parallel_dense;
+    product_norm(c, c->x, w->ffn_norm, w->ffn_norm_bias, eps, w->ffn_reads_q8, &c->h);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_NORM);
+    if (!routed || both) ffn_dense(c);
+    if (both) {
+        product_norm(c, c->h.f32, w->dense_post_norm, NULL, eps, false, &c->side);
+        product_norm(c, c->x, w->router_norm, NULL, eps, false, &c->h);
+    }
+    if (routed) TRY(route(c, watch, error));
+    if (both) product_norm(c, c->x, w->expert_norm, NULL, eps, w->ffn_reads_q8, &c->h);
+    if (routed) ffn_experts(c);
+    if (!c->config->post_norm) return COLIBRI_OK;
+    product_residual(c, (struct residual){.inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
+                                          .side = both ? c->side.f32 : NULL, .scale = w->scale});
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
     return COLIBRI_OK;
 }
 

@@ -28,7 +28,7 @@ static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct chunk *const c = argument;
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
-    const int32_t rope = config->rope_dim, key_dim = config_key_dim(config);
+    const int32_t rope = config->rope_dim, key_dim = config_key_dim(config, c->layer);
     const size_t at = chunk_rope_at(c, row);
     const float *const cosine = c->rope_cosine + at, *const sine = c->rope_sine + at;
     for (int32_t h = 0; h < config->n_heads; h++) {
@@ -46,7 +46,7 @@ static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
 void latent_queries(struct chunk *c) {
     const struct attention_weights *const w = &chunk_layer(c)->self;
     const struct config *const config = c->config;
-    const int32_t key_dim = config_key_dim(config), rope = config->rope_dim;
+    const int32_t key_dim = config_key_dim(config, c->layer), rope = config->rope_dim;
     const size_t width = (size_t)config->n_heads * (size_t)config->head_dim;
     c->products[0] = product(&w->k, &c->h, NULL, c->n, c->k, (size_t)key_dim);
     c->products[1] = product(&w->q, &c->h, NULL, c->n, c->attended.f32, width);
@@ -68,5 +68,5 @@ void latent_queries(struct chunk *c) {
 
 void latent_values(struct chunk *c) {
     const struct matrix *const up = chunk_layer(c)->self.heads + c->config->n_heads;
-    multiply_heads(c, up, c->q, config_key_dim(c->config), c->attended.f32, c->config->value_dim);
+    multiply_heads(c, up, c->q, config_key_dim(c->config, c->layer), c->attended.f32, c->config->value_dim);
 }

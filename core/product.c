@@ -1,6 +1,8 @@
 /* product.c: cuts lists of matrix products into items of a few panels for the pool, and prepares what they read. */
 #include "product.h"
 
+#include <string.h>
+
 struct matmul product(const struct matrix *w, const struct activation *x, const int32_t *rows, int32_t n, float *y,
                       size_t y_stride) {
     const bool q8 = type_reads_q8(w->type);
@@ -84,21 +86,28 @@ void product_quantize(const struct chunk *chunk, const struct activation *a, int
 
 struct residual_list {
     const struct chunk *chunk;
-    const float *bias, *norm;
+    struct residual residual;
 };
 
 static void residual_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct residual_list *const list = argument;
     const struct chunk *const c = list->chunk;
+    const struct residual *const r = &list->residual;
     const int32_t n_embd = c->config->n_embd;
     const size_t at = (size_t)row * (size_t)n_embd;
-    float *const h = c->h.f32 + at;
-    if (list->bias != NULL) c->kernels->add(h, list->bias, n_embd);
-    if (list->norm != NULL) c->kernels->rms_norm(h, h, list->norm, n_embd, c->config->norm_eps);
-    c->kernels->add_scaled(c->x + at, h, c->config->residual_scale, n_embd);
+    float *const h = c->h.f32 + at, *const x = c->x + at;
+    if (r->bias != NULL) c->kernels->add(h, r->bias, n_embd);
+    if (r->inner_norm != NULL) c->kernels->rms_norm(h, h, r->inner_norm, n_embd, c->config->norm_eps);
+    if (r->side != NULL) c->kernels->add(h, r->side + at, n_embd);
+    if (r->norm != NULL) c->kernels->rms_norm(h, h, r->norm, n_embd, c->config->norm_eps);
+    c->kernels->add_scaled(x, h, c->config->residual_scale, n_embd);
+    if (r->scale == NULL) return;
+    memcpy(h, x, (size_t)n_embd * sizeof *h);
+    memset(x, 0, (size_t)n_embd * sizeof *x);
+    c->kernels->add_scaled(x, h, *r->scale, n_embd);
 }
 
-void product_residual(const struct chunk *chunk, const float *bias, const float *norm) {
-    struct residual_list list = {chunk, bias, norm};
+void product_residual(const struct chunk *chunk, struct residual residual) {
+    struct residual_list list = {chunk, residual};
     threads_run(chunk->threads, residual_item, &list, chunk->n, 3 * row_bytes(chunk->n, chunk->config->n_embd));
 }

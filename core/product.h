@@ -24,8 +24,13 @@ void product_norm_row(const struct chunk *chunk, float *out, const float *x, con
 /* The rows x [n][to->width] normalised into `to`, and quantised if `q8`. x may be to->f32. */
 void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
                   const struct activation *to);
-/* x += h of all rows, with a bias and normalised before; NULL: without. */
-void product_residual(const struct chunk *chunk, const float *bias, const float *norm);
+/* What happens to h before x += h, in this order, and to x then; NULL: nothing. */
+struct residual {
+    const float *bias, *inner_norm, *norm; /* [n_embd] */
+    const float *side;                     /* [n][n_embd] added between the norms */
+    const float *scale;                    /* [1] multiplies x */
+};
+void product_residual(const struct chunk *chunk, struct residual residual);
 /* Quantises the first n times `each` rows, `each` an item. */
 void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t n, int32_t each);
 

@@ -82,6 +82,9 @@ static void route_item(void *argument, int32_t row, UNUSED int32_t worker) {
     if (weights->router_logit_bias != NULL) c->kernels->add(logits, weights->router_logit_bias, n_experts);
     choose(c, weights->router_bias, logits, n_experts,
            c->experts + (size_t)row * (size_t)used, c->expert_weights + (size_t)row * (size_t)used);
+    for (int32_t i = row * used; weights->expert_scale != NULL && i < (row + 1) * used; i++) {
+        c->expert_weights[i] *= weights->expert_scale[c->experts[i]];
+    }
     if (c->config->n_ff_shared == 0) return;
     float gate = 1;
     if (weights->shared_router != NULL) {

@@ -138,14 +138,14 @@ static int32_t bind_latent(struct binder *b, const struct config *c, struct atte
         TRY(bind_vector(b, "attn_q_latent_norm", c->q_latent_dim, &w->q_norm));
     }
     TRY(bind_matrix(b, "attn_q", (int64_t)c->n_heads * c->head_dim, c->q_latent_dim ? c->q_latent_dim : c->n_embd, &w->q));
-    TRY(bind_matrix(b, "attn_kv_latent", config_key_dim(c), c->n_embd, &w->k));
+    TRY(bind_matrix(b, "attn_kv_latent", config_key_dim(c, b->layer), c->n_embd, &w->k));
     TRY(bind_vector(b, "attn_kv_latent_norm", c->kv_latent_dim, &w->k_norm));
     TRY(bind_heads(b, "attn_k_up", c->n_heads, c->kv_latent_dim, c->head_dim - c->rope_dim, w->heads));
     return bind_heads(b, "attn_v_up", c->n_heads, c->value_dim, c->kv_latent_dim, w->heads + c->n_heads);
 }
 
 static int32_t bind_grouped(struct binder *b, const struct config *c, struct attention_weights *w) {
-    const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
+    const int64_t dim = config_head_dim(c, b->layer), q_rows = c->n_heads * dim, kv_rows = config_kv_heads(c, b->layer) * dim;
     TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &w->q));
     TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &w->k));
     TRY(bind_matrix(b, "attn_v", kv_rows, c->n_embd, &w->v));
@@ -156,8 +156,8 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct att
         TRY(bind_vector(b, "attn_v_bias", kv_rows, &w->v_bias));
     }
     if (c->qk_norm && (c->qk_norm != 3 || c->rope_set[b->layer] != 2)) {
-        TRY(bind_vector(b, "attn_q_norm", c->qk_norm != 2 ? c->head_dim : q_rows, &w->q_norm));
-        TRY(bind_vector(b, "attn_k_norm", c->qk_norm != 2 ? c->head_dim : kv_rows, &w->k_norm));
+        TRY(bind_vector(b, "attn_q_norm", c->qk_norm != 2 ? dim : q_rows, &w->q_norm));
+        TRY(bind_vector(b, "attn_k_norm", c->qk_norm != 2 ? dim : kv_rows, &w->k_norm));
     }
     return COLIBRI_OK;
 }
@@ -181,7 +181,7 @@ static int32_t bind_attention(struct binder *b, const struct config *c, struct a
     w->reads_q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) ||
                   type_reads_q8(w->gate.type) || type_reads_q8(w->q_latent.type);
     if (c->mixer[b->layer] == 1) return COLIBRI_OK;
-    TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &w->out));
+    TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c, b->layer), &w->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &w->out_bias));
     if (c->post_norm) TRY(bind_vector(b, "attn_post_norm", c->n_embd, &w->post_norm));
     if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &w->sinks));
@@ -196,15 +196,21 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
     b->prefix = "";
     TRY(bind_norm(b, "ffn_norm", c, &layer->ffn_norm, &layer->ffn_norm_bias));
     if (c->post_norm) TRY(bind_vector(b, "ffn_post_norm", c->n_embd, &layer->ffn_post_norm));
-    if (n_experts == 0) {
-        TRY(bind_ffn(b, "ffn_", c->n_ff, c->n_embd, &layer->dense));
-        return c->expert_bias ? bind_ffn_biases(b, "ffn_", c->n_ff, c->n_embd, layer) : COLIBRI_OK;
+    if (c->layer_scale) TRY(bind_vector(b, "layer_scale", 1, &layer->scale));
+    if (n_experts == 0 || c->parallel_dense) TRY(bind_ffn(b, "ffn_", c->n_ff, c->n_embd, &layer->dense));
+    if (n_experts == 0) return c->expert_bias ? bind_ffn_biases(b, "ffn_", c->n_ff, c->n_embd, layer) : COLIBRI_OK;
+    if (c->parallel_dense) {
+        TRY(bind_vector(b, "router_norm", c->n_embd, &layer->router_norm));
+        TRY(bind_vector(b, "expert_norm", c->n_embd, &layer->expert_norm));
+        TRY(bind_vector(b, "dense_post_norm", c->n_embd, &layer->dense_post_norm));
+        TRY(bind_vector(b, "expert_post_norm", c->n_embd, &layer->expert_post_norm));
     }
     TRY(bind_matrix(b, "router", n_experts, c->n_embd, &layer->router));
     FAIL_IF(layer->router.type != TYPE_F32, b->error, FORMAT, "layers.%d.router has weight type %d, expected f32 (1)",
             b->layer, layer->router.type);
     if (c->router_logit_bias) TRY(bind_vector(b, "router_logit_bias", n_experts, &layer->router_logit_bias));
     if (c->router_bias) TRY(bind_vector(b, "router_bias", n_experts, &layer->router_bias));
+    if (c->router_expert_scale) TRY(bind_vector(b, "router_expert_scale", n_experts, &layer->expert_scale));
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
     if (c->n_ff_shared) TRY(bind_ffn(b, "shared_", c->n_ff_shared, c->n_embd, &layer->shared));
     layer->experts = experts;

@@ -214,6 +214,57 @@ def gemma3_text(
     return write(path, config, [0] * n_layers, n_ff, 0, qk_norm="head", rope=rope, **options)
 
 
+def gemma4_text(
+    path: str | Path,
+    *,
+    n_layers: int = 3,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 16,
+    n_ff: int = 96,
+    n_ff_expert: int = 48,
+    n_experts: int = 6,
+    n_experts_used: int = 2,
+    window: int = 24,
+    cap: float | None = 2.0,
+    full_head_dim: int = 32,
+    n_full_kv_heads: int = 1,
+    same: bool = True,
+    moe: bool = True,
+    **options: Any,
+) -> Path:
+    """Every third layer sees all, has heads of its own, turns a quarter of them, and, if they are the same,
+    makes values of the weights of its keys."""
+    config = base_config("gemma4_text", "Gemma4ForCausalLM", n_layers, hidden, n_heads, n_kv_heads, head_dim)
+    del config["hidden_act"]
+    config |= {
+        "intermediate_size": n_ff,
+        "moe_intermediate_size": n_ff_expert,
+        "num_experts": n_experts if moe else None,
+        "top_k_experts": n_experts_used if moe else None,
+        "enable_moe_block": moe,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": window,
+        "layer_types": [("sliding" if (n + 1) % 3 else "full") + "_attention" for n in range(n_layers)],
+        "final_logit_softcapping": cap,
+        "attention_k_eq_v": same,
+        "global_head_dim": full_head_dim,
+        "num_global_key_value_heads": n_full_kv_heads,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+    }
+    rope = {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 1e6, "rope_type": "proportional", "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        }
+    }
+    options = {"rope": rope, "experts": "stacked", **options}
+    layers = [n_experts if moe else 0] * n_layers
+    return write(path, config, layers, n_ff, n_ff_expert, qk_norm="head", **options)
+
+
 FAMILIES: dict[str, Callable[..., Path]] = {
     "granitemoe": granitemoe,
     "ernie4_5_moe": ernie4_5_moe,
@@ -221,4 +272,5 @@ FAMILIES: dict[str, Callable[..., Path]] = {
     "phimoe": phimoe,
     "llama4_text": llama4_text,
     "gemma3_text": gemma3_text,
+    "gemma4_text": gemma4_text,
 }

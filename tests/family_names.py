@@ -38,9 +38,16 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".down_proj.", ".w2."),
     ),
     "llama4_text": ((".mlp.gate.weight", ".mlp.router.weight"), (".mlp.", ".feed_forward.")),
+    "gemma4_text": (
+        (".mlp.gate.weight", ".router.proj.weight"),
+        (".mlp.gate.scale", ".router.scale"),
+        (".mlp.gate.per_expert_scale", ".router.per_expert_scale"),
+        (".mlp.experts.gate_up_proj", ".experts.gate_up_proj"),
+        (".mlp.experts.down_proj", ".experts.down_proj"),
+    ),
 }
 # Families that keep all experts of a layer in two tensors, and whether those lie as [cols, rows].
-STACKED: dict[str, bool] = {"granitemoe": False, "llama4_text": True}
+STACKED: dict[str, bool] = {"granitemoe": False, "llama4_text": True, "gemma4_text": False}
 
 
 def released(family: str, tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text", "gemma3_text")
+FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text", "gemma3_text", "gemma4_text")
 CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
 
 
@@ -21,6 +21,7 @@ def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "phimoe": _phimoe,
         "llama4_text": _llama4_text,
         "gemma3_text": _gemma3_text,
+        "gemma4_text": _gemma4_text,
     }
     family = raw["model_type"]
     return readers[family](raw, head_dim) if family in readers else {}
@@ -110,3 +111,35 @@ def _sandwich(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _gemma3_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
     return _sandwich(raw) | {"unit_offset": True, "attn_scale": raw["query_pre_attn_scalar"] ** -0.5}
+
+
+def full_heads(raw: dict[str, Any]) -> tuple[int, int]:
+    """Of gemma4's layers that see all: width of a head, key and value heads; in either spelling."""
+    if "per_layer_config" in raw:
+        one = raw["per_layer_config"].get(str(raw["num_hidden_layers"] - 1), {})
+        return one.get("head_dim", raw["head_dim"]), one.get(
+            "num_key_value_heads", raw["num_key_value_heads"]
+        )
+    count = raw["num_global_key_value_heads"] if raw["attention_k_eq_v"] else None
+    return raw["global_head_dim"], count or raw["num_key_value_heads"]
+
+
+def _gemma4_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    n = raw["num_hidden_layers"]
+    same = tuple(raw["attention_k_eq_v"] and kind == "full_attention" for kind in raw["layer_types"])
+    full, routed = full_heads(raw), raw["enable_moe_block"]
+    kinds = raw["layer_types"]
+    return _sandwich(raw) | {
+        "attn_scale": 1.0,
+        "moe_layers": (routed,) * n,
+        "n_experts": raw["num_experts"] or 0,
+        "n_experts_used": raw["top_k_experts"] or 0,
+        "renormalise": True,
+        "beside": routed,
+        "value_norm": True,
+        "layer_scale": True,
+        "keys_are_values": same,
+        "own_kv_heads": tuple(
+            full[1] if kind == "full_attention" else raw["num_key_value_heads"] for kind in kinds
+        ),
+    }

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oracle_families import FAMILIES as MORE
-from oracle_families import fields_of
+from oracle_families import fields_of, full_heads
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -103,6 +103,11 @@ class Config:
     unit_offset: bool = False  # norms have 1 + their weight
     gelu: bool = False  # in place of SiLU, in its form with a tanh
     cap: float = 0.0  # of the logits; 0: off
+    beside: bool = False  # a dense feed-forward beside the experts, a router with a norm
+    value_norm: bool = False  # values are normalised, without a weight
+    layer_scale: bool = False  # a number multiplies the residual stream behind each layer
+    own_kv_heads: tuple[int, ...] = ()  # key and value heads by layer; (): n_kv_heads
+    keys_are_values: tuple[bool, ...] = ()  # layers whose values are made by the matrix of keys
     biased: bool = False  # chosen with a bias
     rotates: tuple[bool, ...] = ()  # layers with RoPE; (): all
     aligned: bool = False  # windows are blocks of positions, they do not slide
@@ -261,7 +266,9 @@ def read_config(raw: dict[str, Any]) -> Config:
         head_dim=head_dim,
         norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
         inv_freq=rope_frequencies(
-            kind_of(raw, "full_attention"), int(head_dim * share), THETA.get(family, 1e4)
+            kind_of(raw, "full_attention"),
+            full_heads(raw)[0] if family == "gemma4_text" else int(head_dim * share),
+            THETA.get(family, 1e4),
         ),
         rope_scale=rope_scale(raw),
         qk_norm=qk_norm,
@@ -327,11 +334,17 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
             exact += [f"{layer}linear_attn.{part}.weight" for part in (*gates, "conv1d", "norm")]
             exact += [f"{layer}linear_attn.{part}" for part in ("A_log", "dt_bias")]
         else:
+            if config.keys_are_values and config.keys_are_values[n]:
+                names = [m for m in names if m != "v"]
             matrices += [f"{attn}{m}_proj.weight" for m in names]
             exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
             exact += [attn + "o_proj.bias"] if config.out_bias else []
             exact += [attn + "sinks"] if config.gpt_oss else []
             exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm in ("head", "full")]
+        exact += [layer + "layer_scalar"] if config.layer_scale else []
+        if config.beside:
+            exact += [f"{layer}{name}" for name in BESIDE]
+            matrices += ffn_names(layer + "mlp.")
         if config.moe_layers[n]:
             exact.append(router_name(config, n) + "weight")
             exact += [router_name(config, n) + "bias"] if config.gpt_oss else []
@@ -347,6 +360,15 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
         else:
             matrices += ffn_names(layer + "mlp.")
     return matrices, exact
+
+
+BESIDE = (
+    "mlp.gate.scale",
+    "mlp.gate.per_expert_scale",
+    "pre_feedforward_layernorm_2.weight",
+    "post_feedforward_layernorm_1.weight",
+    "post_feedforward_layernorm_2.weight",
+)
 
 
 def norm_names(config: Config) -> tuple[str, ...]:

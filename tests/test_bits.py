@@ -47,6 +47,7 @@ MODELS = (
     "phimoe",
     "llama4_text_odd",
     "gemma3_text_odd",
+    "gemma4_text",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
     "qwen3_next_odd",

@@ -42,6 +42,22 @@ FIELDS: dict[str, dict[str, Any]] = {
         "n_experts": [0, 4, 0, 4],
         "n_ff_shared": 48,
     },
+    "gemma4_text": {
+        "window": [24, 24, 0],
+        "rope_set": [1, 1, 0],
+        "parallel_dense": 1,
+        "value_norm": 1,
+        "layer_scale": 1,
+        "router_expert_scale": 1,
+        "n_experts": [6, 6, 6],
+        "n_kv_heads": 2,
+        "own_kv_heads": [0, 0, 1],
+        "head_dim": 16,
+        "own_head_dim": [0, 0, 32],
+        "rope_dim": 32,
+        "attn_scale": 1.0,
+        "output_cap": 2.0,
+    },
     "gemma3_text": {
         "window": [24, 24, 0, 24],
         "rope_set": [1, 1, 0, 1],
@@ -106,6 +122,40 @@ def test_rows_that_rotate_as_neighbours_are_set_apart(tmp_path: Path, family: st
         assert np.array_equal(
             entry(path, f"layers.1.attn_{part}"), by_head.swapaxes(1, 2).reshape(rows.shape)
         )
+
+
+def test_values_made_of_the_weights_of_keys(tmp_path: Path) -> None:
+    path = convert(FAMILIES["gemma4_text"](tmp_path / "hf"), tmp_path / "m.colibri", "f32").path
+    for layer, same in ((0, False), (2, True)):
+        key, value = (entry(path, f"layers.{layer}.attn_{part}") for part in "kv")
+        assert np.array_equal(key, value) == same
+    full, local = np.split(entry(path, "rope_inv_freq"), 2)
+    assert np.allclose(full, [*(1e6 ** (-n / 16) for n in range(4)), *[0] * 12])
+    assert (local[:8] > 0).all() and not local[8:].any()
+
+
+def test_values_have_weights_of_their_own_where_the_config_says_so(tmp_path: Path) -> None:
+    """In a layer of the other kind no weight of keys stands in, and none of values is passed over."""
+    value = "model.layers.{}.self_attn.v_proj.weight"
+    source = FAMILIES["gemma4_text"](tmp_path / "without")
+    checkpoints.edit_tensors(source, {}, remove=[value.format(1)])
+    with pytest.raises(ConversionError, match="layers.1.self_attn.v_proj.weight"):
+        convert(source, tmp_path / "m.colibri")
+    source = FAMILIES["gemma4_text"](tmp_path / "with")
+    checkpoints.edit_tensors(source, {value.format(2): np.zeros((32, 64), np.float32)})
+    with pytest.raises(ConversionError, match="not part of the model.*layers.2.self_attn.v_proj"):
+        convert(source, tmp_path / "m.colibri")
+
+
+def test_heads_by_layer_in_either_spelling(tmp_path: Path) -> None:
+    old = FAMILIES["gemma4_text"](tmp_path / "old")
+    new = FAMILIES["gemma4_text"](tmp_path / "new")
+    own = {"per_layer_config": {"2": {"head_dim": 32, "num_key_value_heads": 1}}}
+    checkpoints.edit_json(new / "config.json", own, remove=["global_head_dim", "num_global_key_value_heads"])
+    paths = [convert(one, tmp_path / f"{one.name}.colibri").path for one in (old, new)]
+    assert read_container(paths[0]).config == read_container(paths[1]).config
+    key, value = (entry(paths[1], f"layers.2.attn_{part}") for part in "kv")
+    assert key.shape == (32, 64) and np.array_equal(key, value)
 
 
 def test_entries_without_a_source_are_made(tmp_path: Path) -> None:
@@ -174,7 +224,7 @@ def wrapped(
         "tie_word_embeddings": False,
     }
     checkpoints.edit_json(source / "config.json", outer, remove=[key for key in text if key not in outer])
-    others = [f"{tower}.layers.0.weight", "multi_modal_projector.weight"]
+    others = [f"{tower}.layers.0.weight", f"{tower}.norm.weight"]
     checkpoints.edit_tensors(source, {name: np.zeros((3, 2), np.float32) for name in others})
     (source / "generation_config.json").unlink()
     return source, others
@@ -196,6 +246,7 @@ def test_what_a_norm_takes_away_again_scales_nothing(tmp_path: Path) -> None:
 WRAPPED = [
     ("llama4_text", "llama4", "Llama4ForConditionalGeneration", "vision_model"),
     ("gemma3_text", "gemma3", "Gemma3ForConditionalGeneration", "vision_tower"),
+    ("gemma4_text", "gemma4", "Gemma4ForConditionalGeneration", "embed_vision"),
 ]
 
 
@@ -253,6 +304,17 @@ def test_what_stands_beside_the_text_may_not_change_it(
         ("llama4_text", {"no_rope_layers": [1, 1]}, "no_rope_layers"),
         ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
         ("llama4_text", {"moe_layers": "all"}, "moe_layers"),
+        ("gemma4_text", {"global_head_dim": 0}, "global_head_dim = 0"),
+        ("gemma4_text", {"num_global_key_value_heads": 3}, "num_global_key_value_heads = 3"),
+        ("gemma4_text", {"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input = 8"),
+        ("gemma4_text", {"num_kv_shared_layers": 1}, "num_kv_shared_layers = 1"),
+        ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp = True"),
+        ("gemma4_text", {"top_k_experts": 7}, "top_k_experts = 7"),
+        ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config"),
+        ("gemma4_text", {"per_layer_config": {"2": {"head_dim": 0}}}, "head_dim = 0"),
+        ("gemma4_text", {"per_layer_config": {"2": {"num_key_value_heads": 3}}}, "a divisor of"),
+        ("gemma4_text", {"per_layer_config": {"2": {"head_size": 32}}}, "head_size"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
         (
             "gemma3_text",

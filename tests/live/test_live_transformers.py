@@ -258,6 +258,25 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3Text",
         {"head_dim": 12, "sliding_window": 24, "final_logit_softcapping": 3.0, "num_hidden_layers": 7},
     ),
+    "gemma4_text": (
+        "Gemma4Text",
+        {
+            "head_dim": 12,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 24,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4_text, dense": (
+        "Gemma4Text",
+        {"head_dim": 24, "global_head_dim": 8, "sliding_window": 24, "hidden_size_per_layer_input": 0},
+    ),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 

@@ -45,6 +45,7 @@ class Decoder(NamedTuple):
     cuts: Mapping[str, Cut] = {}
     left_out: tuple[str, ...] = ()  # tensors of other parts begin so
     made: Mapping[str, npt.NDArray[np.float32]] = {}  # entries that have no source
+    sources: Mapping[str, tuple[str, ...]] = {}  # of single entries, in place of those of Names
     affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     all_dim_scale: float = 1.0  # of rope.py's Rope
     equal: tuple[str, ...] = ()  # tensors that hold the embedding, of which the engine has one

@@ -53,7 +53,8 @@ def resolve(
             blocks = [block.replace("{N}", layer) for block in blocks]
             views = _expert(tensors, family.EXPERTS, blocks, entry, config["n_experts"], missing)
         else:
-            sources = _sources(family, pattern, entry.name, layer, tied)
+            sources = [*decoder.sources.get(entry.name, ())]
+            sources = sources or _sources(family, pattern, entry.name, layer, tied)
             found_layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(found_layer[1])] if found_layer else 1
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
