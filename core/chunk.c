@@ -18,7 +18,7 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
         value_dim = larger(value_dim, config_kv_value_dim(c, layer));
         out_dim = larger(out_dim, config_out_dim(c, layer));
         kv_width = larger(kv_width, config_kv_heads(c, layer) * config_key_dim(c, layer));
-        parts = -larger(-parts, -chunk_attend_parts(c, layer));
+        if (chunk_attend_parts(c, layer) < parts) parts = chunk_attend_parts(c, layer);
     }
     const uint64_t heads = (uint64_t)c->n_heads, key_bytes = (uint64_t)key_dim * sizeof(float);
     const bool latent = c->kv_latent_dim > 0;
