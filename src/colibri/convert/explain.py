@@ -156,9 +156,11 @@ def _facts(plan: Plan, changes: dict[str, Any], without: str = "") -> dict[str, 
     except (ColibriError, ArithmeticError, LookupError, TypeError, ValueError):
         return {}
     tensor = SourceTensor("", Path(), "F32", ())
+    sources = {f"source of {name}": names for name, names in decoder.sources.items()}
     cuts = {f"order of rows in {name}": cut.view(tensor, 0) for name, cut in decoder.cuts.items()}
     return (
         decoder.config
+        | sources
         | {"rope_inv_freq": decoder.inv_freq.tolist(), "layers left out": decoder.extra_layers}
         | {name: (tuple(v.order), v.start, v.col, v.transposed) for name, v in cuts.items()}
     )
@@ -201,8 +203,7 @@ def _others(value: Any, allowed: tuple[Any, ...]) -> list[Any]:
         others += [value[::-1], value + value] if value else [[0]]
     elif isinstance(value, dict):
         for name, inner in value.items():
-            if not isinstance(inner, dict):
-                others += [value | {name: other} for other in _others(inner, ())]
+            others += [value | {name: other} for other in _others(inner, ())]
     return others
 
 
@@ -210,7 +211,7 @@ def _shown(plan: Plan, base: dict[str, Any], field: str) -> Any:
     """A field as the file has it."""
     if field == "rope_inv_freq":
         return f"{len(base[field])} frequencies"
-    if field.startswith("order of"):
+    if field.startswith(("order of", "source of")):
         return ""
     value = plan.config.get(field, base.get(field))
     if isinstance(value, list) and value and all(one == value[0] for one in value):
