@@ -7,12 +7,17 @@ states take. Refuses: what test_bits.py shows for every model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import colibri
+import oracle
+from checkpoint_makers import lfm2
 from colibri import _native as native
+from colibri.convert import convert
 from colibri.errors import CancelledError, ContextFullError
 from fixtures import models
 from fixtures.native import Engine, engine
@@ -203,6 +208,18 @@ def test_states_are_a_part_of_the_plan(case: Case) -> None:
     with colibri.load(models.converted(*case), threads=1, context=128) as model:
         plan: Any = model.memory
         assert 0 <= plan.kv_cache - (3 * 2 * 4 * state + 128 * width * 4 + 4 * 128) < 1024
+
+
+def test_a_convolution_of_one_tap_has_no_state(tmp_path: Path) -> None:
+    """Nothing is kept but keys and values, so a rewind repeats nothing; two items of 64 channels."""
+    source = lfm2(tmp_path / "hf", hidden=128, taps=1, storage="f32")
+    path = convert(source, tmp_path / "m.colibri", "f32").path
+    expected, _ = oracle.forward(oracle.load(source), IDS)
+    with engine(path, chunk=300) as run:
+        whole = run.feed(IDS)
+        native.rewind(run.context, 0, 77)
+        assert feed(run, IDS[77:]) == (whole[77:].tobytes(), 300 - 77)
+    assert np.abs(whole - expected).max() < 1e-4
 
 
 def test_profiles_show_the_layers_with_a_state(case: Case) -> None:
