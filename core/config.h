@@ -45,7 +45,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(attn_bias_span, 0, 65536, 0, "scores have a bias for each head and distance, up to this one; 0: off")         \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(attn_gate, 0, 1, 0, "1: what attention gives is scaled by the sigmoid of a projection of its own")            \
-    LAYER(mixer, 0, 1, 0, "what mixes positions in the layer: 0 attention, 1 a gated delta rule with a state")        \
+    LAYER(mixer, 0, 1, 0, "what mixes positions: 0 attention, 1 a gated delta rule with a state, or a convolution") \
     INT(delta_heads, 0, 4096, 0, "of such layers: heads of values, each with a state")                                \
     INT(delta_key_heads, 0, 4096, 0, "heads of queries and keys, a divisor of delta_heads")                           \
     INT(delta_key_dim, 0, 1024, 0, "width of a query or key; 0: no rule, but values times betas, convolved, times gates") \
