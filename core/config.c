@@ -152,11 +152,13 @@ static const char *encoder_fault(const struct config *c) {
 
 static const char *delta_fault(const struct config *c) {
     bool used = false;
-    const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_key_dim, c->delta_value_dim, c->conv_width};
+    const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_value_dim, c->conv_width, c->delta_key_dim};
     for (int32_t layer = 0; layer < c->n_layers; layer++) used = used || c->mixer[layer] == 1;
     for (int i = 0; i < 5; i++) {
-        if ((sizes[i] > 0) != used) return "mixer 1 goes with delta_heads, delta_key_heads, delta_key_dim, delta_value_dim and conv_width";
+        if ((sizes[i] > 0) == used || (used && i == 4)) continue;
+        return "mixer 1 goes with delta_heads, delta_key_heads, delta_value_dim and conv_width, and delta_key_dim with mixer 1";
     }
+    if (c->delta_key_dim == 0 && c->delta_value_dim > 1) return "delta_value_dim is above 1 but delta_key_dim is 0";
     if (c->attn_gate && c->kv_latent_dim) return "kv_latent_dim goes without attn_gate";
     return used && c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : encoder_fault(c);
 }

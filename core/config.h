@@ -48,10 +48,10 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(attn_bias_span, 0, 65536, 0, "scores have a bias for each head and distance, up to this one; 0: off")         \
     INT(attn_sinks, 0, 1, 0, "1: a learned logit per query head joins the sum that softmax divides by")                \
     INT(attn_gate, 0, 1, 0, "1: what attention gives is scaled by the sigmoid of a projection of its own")            \
-    LAYER(mixer, 0, 1, 0, "what mixes positions in the layer: 0 attention, 1 a gated delta rule with a state")        \
+    LAYER(mixer, 0, 1, 0, "what mixes positions: 0 attention, 1 a gated delta rule with a state, or a convolution") \
     INT(delta_heads, 0, 4096, 0, "of such layers: heads of values, each with a state")                                \
     INT(delta_key_heads, 0, 4096, 0, "heads of queries and keys, a divisor of delta_heads")                           \
-    INT(delta_key_dim, 0, 1024, 0, "width of a query or key")                                                         \
+    INT(delta_key_dim, 0, 1024, 0, "width of a query or key; 0: no rule, but values times betas, convolved, times gates") \
     INT(delta_value_dim, 0, 1024, 0, "width of a value")                                                              \
     INT(conv_width, 0, 16, 0, "positions that the convolution before them sees, the own one included")                \
     INT(tied_output, 0, 1, 0, "1: the output head is the embedding")                                                  \
@@ -74,6 +74,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(group_score, 0, 1, 0, "a group counts as 0 its best expert, others score 0; 1 its two best, others are out")  \
     INT(router_norm, 0, 1, 0, "1: the chosen weights are divided by their sum")                                       \
     FLOAT(router_norm_min, 0, 1, 0, "by this where their sum is less")                                                \
+    FLOAT(router_norm_add, 0, 1, 0, "is added to that sum")                                                           \
     FLOAT(router_scale, 0.0001, 10000, 1, "multiplies the weights of the chosen experts")                             \
     INT(router_expert_scale, 0, 1, 0, "1: a factor of each expert multiplies its weight")                             \
     INT(expert_capacity, 0, 1073741824, 0, "tokens of a source that an expert adds to, the first ones; 0: all")       \

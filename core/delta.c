@@ -1,11 +1,19 @@
 /* delta.c: gated delta networks, arXiv:2412.06464. Queries, keys and values pass a short causal convolution; each head keeps
- * a matrix that decays and learns, row after row, to give a key's value. Rows go in order, so that no cutting of a prompt
- * changes a bit; key heads, with the value heads that read them, are shared out over the threads. */
+ * a matrix that decays and learns, row after row, to give a key's value. Heads without keys have no matrix: a convolution of
+ * values alone, scaled before and behind. Rows go in order, so that no cutting of a prompt changes a bit; key heads, with the
+ * value heads that read them, are shared out over the threads. */
 #include "delta.h"
 
 #include "product.h"
 
 #include <string.h>
+
+/* Each row of x [n][stride] times the one of `by`. */
+static void multiply(float *x, size_t stride, const float *by, size_t by_stride, int32_t n, int32_t cols) {
+    for (int32_t row = 0; row < n; row++, x += stride, by += by_stride) {
+        for (int32_t i = 0; i < cols; i++) x[i] *= by[i];
+    }
+}
 
 /* Takes rows of one sequence through one key head and its value heads, whose states and last inputs lie at `state`. */
 static void pass_rows(const struct chunk *c, int32_t key, int32_t first, int32_t n, float *state) {
@@ -17,12 +25,17 @@ static void pass_rows(const struct chunk *c, int32_t key, int32_t first, int32_t
     const int32_t at[] = {key * key_dim, (key_heads + key) * key_dim, 2 * key_heads * key_dim + key * group * value_dim};
     const size_t stride = (size_t)channels + 2 * (size_t)heads, lanes = ((size_t)value_dim + 15) & ~(size_t)15;
     float *const rows = c->delta + (size_t)first * stride, *past = state + (size_t)group * lanes * (size_t)key_dim;
-    for (int part = 0; part < 3; part++) {
+    if (key_dim == 0) multiply(rows + at[2], stride, rows + channels + at[2], stride, n, group);
+    for (int part = key_dim > 0 ? 0 : 2; part < 3; part++) {
         const int32_t dim = part < 2 ? key_dim : group * value_dim;
         float *one = rows + at[part];
-        kernels->convolve(one, stride, n, dim, w->conv + at[part], (size_t)channels, config->conv_width, past, true);
+        kernels->convolve(one, stride, n, dim, w->conv + at[part], (size_t)channels, config->conv_width, past, key_dim > 0);
         past += (config->conv_width - 1) * dim;
         for (int32_t row = 0; part < 2 && row < n; row++, one += stride) kernels->rms_norm(one, one, NULL, dim, 1e-6f / (float)dim);
+    }
+    if (key_dim == 0) {
+        multiply(c->delta_out.f32 + (size_t)first * (size_t)heads + at[2], (size_t)heads, rows + at[2], stride, n, group);
+        return;
     }
     for (int32_t head = key * group; head < (key + 1) * group; head++, state += lanes * (size_t)key_dim) {
         float *value = rows + at[2] + (head - key * group) * value_dim;
@@ -59,9 +72,9 @@ void delta_layer(struct chunk *c) {
     const size_t stride = (size_t)channels + 2 * (size_t)heads;
     c->products[0] = product(&w->q, &c->h, NULL, c->n, c->delta, stride);
     c->products[1] = product(&w->k, &c->h, NULL, c->n, c->delta + channels, stride);
-    c->products[2] = product(&w->v, &c->h, NULL, c->n, c->delta + channels + heads, stride);
-    c->products[3] = product(&w->gate, &c->h, NULL, c->n, c->delta_out.f32, (size_t)c->delta_out.width);
-    product_run(c, 4);
+    c->products[2] = product(&w->gate, &c->h, NULL, c->n, c->delta_out.f32, c->delta_out.stride);
+    c->products[3] = product(&w->v, &c->h, NULL, c->n, c->delta + channels + heads, stride);
+    product_run(c, c->config->delta_key_dim > 0 ? 4 : 3);
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_QKV);
     const int64_t states = (int64_t)config_state_floats(c->config) * c->config->delta_key_heads;
     threads_run(c->threads, delta_item, c, c->config->delta_key_heads, 2 * row_bytes(c->n, states));

@@ -65,7 +65,7 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
     if (config->n_expert_groups > 0) keep_groups(config, choice, n_experts);
     if (config->router_near > 0) choose_in_turn(c, logits, n_experts, biased, experts, scores);
     else topk_select(choice, n_experts, used, experts);
-    float sum = 1e-20f; /* changes no sum but 0 */
+    float sum = 1e-20f + config->router_norm_add; /* the first changes no sum but 0 */
     for (int32_t i = 0; i < used; i++) sum += weights[i] = scores[experts[i]];
     if (sum < config->router_norm_min) sum = config->router_norm_min;
     for (int32_t i = 0; i < used; i++) {

@@ -167,8 +167,9 @@ static int32_t bind_delta(struct binder *b, const struct config *c, struct atten
     TRY(bind_matrix(b, "delta_qkv", channels, c->n_embd, &w->q));
     TRY(bind_matrix(b, "delta_gate", values, c->n_embd, &w->gate));
     TRY(bind_matrix(b, "delta_beta", c->delta_heads, c->n_embd, &w->k));
-    TRY(bind_matrix(b, "delta_decay", c->delta_heads, c->n_embd, &w->v));
+    if (c->delta_key_dim > 0) TRY(bind_matrix(b, "delta_decay", c->delta_heads, c->n_embd, &w->v));
     TRY(bind_vector(b, "delta_conv", channels * c->conv_width, &w->conv));
+    if (c->delta_key_dim == 0) return bind_matrix(b, "delta_out", c->n_embd, values, &w->out);
     TRY(bind_vector(b, "delta_log_rate", c->delta_heads, &w->log_rate));
     TRY(bind_vector(b, "delta_decay_bias", c->delta_heads, &w->decay_bias));
     TRY(bind_vector(b, "delta_value_norm", c->delta_value_dim, &w->value_norm));

@@ -43,9 +43,10 @@ def shapes_of(
             shapes |= _latent(f"{at}.self_attn", config)
         if "linear_key_head_dim" in config:
             n_q = 2 * n_heads * head_dim  # with a gate beside each head
-        linear = layer < len(kinds := config.get("layer_types", ())) and kinds[layer] == "linear_attention"
+        kind = kinds[layer] if layer < len(kinds := config.get("layer_types", ())) else ""
+        linear = kind in ("linear_attention", "conv")
         if linear:
-            shapes |= _delta(f"{at}.linear_attn", config)
+            shapes |= _short(f"{at}.conv", config) if kind == "conv" else _delta(f"{at}.linear_attn", config)
         for part, rows in () if latent or linear else (("q", n_q), ("k", n_k), ("v", n_k)):
             shapes[f"{at}.self_attn.{part}_proj.weight"] = (rows, hidden)
             if qkv_bias:
@@ -85,7 +86,7 @@ def shapes_of(
             shapes |= one
             if gpt_oss:
                 shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in one.items()}
-        if config["model_type"] in ("ernie4_5_moe", "minimax_m2"):
+        if config["model_type"] in ("ernie4_5_moe", "minimax_m2") or config.get("use_expert_bias"):
             first = (1,) if config["model_type"] == "ernie4_5_moe" else ()
             shapes[f"{block}.gate.e_score_correction_bias"] = (*first, n_experts)
         grouped = "n_routed_experts" in config or config["model_type"] == "ernie4_5_moe"
@@ -137,6 +138,15 @@ def _delta(at: str, config: Config) -> dict[str, tuple[int, ...]]:
     return shapes | {f"{at}.in_proj_{part}.weight": (count, hidden) for part, count in rows.items()}
 
 
+def _short(at: str, config: Config) -> dict[str, tuple[int, ...]]:
+    hidden = config["hidden_size"]
+    return {
+        f"{at}.in_proj.weight": (3 * hidden, hidden),
+        f"{at}.conv.weight": (hidden, 1, config["conv_L_cache"]),
+        f"{at}.out_proj.weight": (hidden, hidden),
+    }
+
+
 def _latent(at: str, config: Config) -> dict[str, tuple[int, ...]]:
     hidden, n_heads, rank, q_rank = (
         config[key] for key in ("hidden_size", "num_attention_heads", "kv_lora_rank", "q_lora_rank")
@@ -184,6 +194,8 @@ def values_of(
         return (centered and "linear_attn" not in name) * np.float32(-1) + 1 + np.float32(0.1) * noise
     if name.endswith("bias"):
         return np.float32(0.1) * noise
+    if name.endswith(".conv.in_proj.weight"):  # a product of three outputs has long tails
+        noise *= np.float32(0.7)
     return noise / np.float32(np.sqrt(shape[-1]))
 
 

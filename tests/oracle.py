@@ -255,6 +255,14 @@ def delta_network(model: Checkpoint, layer: int, x: Array) -> Array:
     return linear(model, at + "out_proj.weight", out.reshape(n, -1))
 
 
+def short_convolution(model: Checkpoint, layer: int, x: Array) -> Array:
+    """A convolution between two gates, in place of attention. x [n, d] -> [n, d]."""
+    at = f"model.layers.{layer}.conv."
+    before, after, values = np.split(linear(model, at + "in_proj.weight", x), 3, axis=-1)
+    mixed = convolve(before * values, model.weights[at + "conv.weight"][:, 0])
+    return linear(model, at + "out_proj.weight", after * mixed)
+
+
 def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
     """Multi-head latent attention as the paper has it, keys and values made of the latent. x [n, d]."""
     config, weights, n = model.config, model.weights, len(x)
@@ -322,7 +330,7 @@ def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) 
     experts = np.argsort(-choice, axis=-1, kind="stable")[:, : config.n_experts_used]
     chosen = np.take_along_axis(scores, experts, axis=-1)
     if config.renormalise:
-        total = chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0)
+        total = chosen.sum(axis=-1, keepdims=True) + (config.norm_add if config.sigmoid else 0)
         chosen = chosen / np.maximum(total, config.norm_min)
     return Routing(layer, logits, experts, chosen * config.router_scale, choice)
 
@@ -403,7 +411,9 @@ def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[R
     routings = []
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
-        attend = latent_attention if config.latent else delta_network if config.linear[n] else attention
+        attend = latent_attention if config.latent else attention
+        if config.linear[n]:
+            attend = short_convolution if config.short else delta_network
         names = [prefix + name for name in norm_names(config)]
         out = attend(model, n, norm(model, names[0], x))
         x = x + config.residual_scale * (norm(model, names[2], out) if config.post_norm else out)

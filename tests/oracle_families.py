@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text", "gemma3_text", "gemma4_text")
-CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
+FAMILIES = (
+    "granitemoe",
+    "ernie4_5_moe",
+    "minimax_m2",
+    "phimoe",
+    "llama4_text",
+    "gemma3_text",
+    "lfm2_moe",
+    "gemma4_text",
+    "lfm2",
+)
+CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2", "lfm2_moe")
 
 
 def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
@@ -22,6 +32,8 @@ def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "llama4_text": _llama4_text,
         "gemma3_text": _gemma3_text,
         "gemma4_text": _gemma4_text,
+        "lfm2_moe": _lfm2_moe,
+        "lfm2": _lfm2,
     }
     family = raw["model_type"]
     return readers[family](raw, head_dim) if family in readers else {}
@@ -142,4 +154,23 @@ def _gemma4_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "own_kv_heads": tuple(
             full[1] if kind == "full_attention" else raw["num_key_value_heads"] for kind in kinds
         ),
+def _lfm2(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {
+        "norm_eps": raw["norm_eps"],
+        "qk_norm": "head",
+        "tied": raw.get("tie_embedding", raw["tie_word_embeddings"]),
+        "linear": tuple(kind == "conv" for kind in raw["layer_types"]),
+        "short": True,
+        "moe_layers": (False,) * raw["num_hidden_layers"],
+    }
+
+
+def _lfm2_moe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return _lfm2(raw, head_dim) | {
+        "moe_layers": tuple(layer >= raw["num_dense_layers"] for layer in range(raw["num_hidden_layers"])),
+        "sigmoid": True,
+        "biased": raw["use_expert_bias"],
+        "renormalise": raw["norm_topk_prob"],
+        "norm_add": 1e-6,
+        "router_scale": raw["routed_scaling_factor"],
     }

@@ -31,7 +31,7 @@ Activations = Callable[[Array], Array]
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
 DELTA = ("qwen3_next", "qwen3_5_moe_text")
-DENSE = ("llama", "qwen2", "qwen3", "mistral", "ministral", "gemma3_text")
+DENSE = ("llama", "qwen2", "qwen3", "mistral", "ministral", "gemma3_text", "lfm2")
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "gpt_oss", *DENSE, *GROUPED, *DELTA, *MORE)
 THETA = {
     "mixtral": 1e6,
@@ -39,6 +39,8 @@ THETA = {
     "ernie4_5_moe": 500000.0,
     "minimax_m2": 5e6,
     "phimoe": 1e6,
+    "lfm2_moe": 1e6,
+    "lfm2": 1e6,
     "llama4_text": 500000.0,
 }  # where config.json has none
 DTYPES: dict[str, Any] = {
@@ -115,6 +117,8 @@ class Config:
     on_input: bool = False  # weights multiply what experts read
     shared_gate: bool = True  # of a block called shared_expert
     norm_min: float = 0.0  # chosen weights are divided by no less
+    norm_add: float = 1e-20  # with sigmoid scores this is added to their sum
+    short: bool = False  # `linear` layers are convolutions alone
 
 
 def read_safetensors(path: Path) -> dict[str, Float32]:
@@ -327,7 +331,10 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
             names = ["q_a", "q_b"] if config.latent[2] else ["q"]
             names += ["kv_b", "o"]
             matrices.append(attn + "kv_a_proj_with_mqa.weight")
-        if config.linear[n]:
+        if config.linear[n] and config.short:
+            matrices += [f"{layer}conv.{part}_proj.weight" for part in ("in", "out")]
+            exact.append(layer + "conv.conv.weight")
+        elif config.linear[n]:
             parts = ("in_proj_qkvz",) if config.family == "qwen3_next" else ("in_proj_qkv", "in_proj_z")
             gates = ("in_proj_ba",) if config.family == "qwen3_next" else ("in_proj_a", "in_proj_b")
             matrices += [f"{layer}linear_attn.{part}.weight" for part in (*parts, "out_proj")]

@@ -222,7 +222,11 @@ def write(path: Path, config: dict[str, Any]) -> Path:
         ({"mixer": [0, 0]}, "mixer 1 goes with"),
         ({"delta_heads": 0}, "mixer 1 goes with"),
         ({"delta_key_heads": 0, "delta_heads": 1}, "mixer 1 goes with"),
-        ({"delta_key_dim": 0}, "mixer 1 goes with"),
+        ({"delta_key_dim": 0}, "delta_value_dim is above 1"),
+        (
+            {"mixer": [0, 0], "delta_heads": 0, "delta_key_heads": 0, "delta_value_dim": 0, "conv_width": 0},
+            "mixer 1 goes with",
+        ),
         ({"delta_value_dim": 0}, "mixer 1 goes with"),
         ({"conv_width": 0}, "mixer 1 goes with"),
         ({"delta_key_heads": 2}, "not a multiple of delta_key_heads"),

@@ -67,6 +67,29 @@ FIELDS: dict[str, dict[str, Any]] = {
         "attn_scale": pytest.approx(24**-0.5),
         "ffn_cubic": pytest.approx(0.044715),
     },
+    "lfm2_moe": {
+        "mixer": [1, 1, 0, 1],
+        "delta_heads": 64,
+        "delta_key_heads": 1,
+        "delta_key_dim": 0,
+        "delta_value_dim": 1,
+        "conv_width": 3,
+        "qk_norm": 1,
+        "n_experts": [0, 8, 8, 8],
+        "n_ff": 96,
+        "router_score": 1,
+        "router_bias": 1,
+        "router_norm": 1,
+        "router_norm_add": pytest.approx(1e-6),
+        "tied_output": 1,
+    },
+    "lfm2": {
+        "mixer": [1, 1, 0],
+        "n_experts": [0] * 3,
+        "n_ff": 96,
+        "router_score": 0,
+        "norm_eps": pytest.approx(1e-5),
+    },
 }
 
 

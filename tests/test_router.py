@@ -39,6 +39,7 @@ RULES: dict[str, dict[str, Any]] = {
     "in turn, all logits": {"router_near": 900.0},
     "sigmoid": {"router_score": 1},
     "sigmoid, norm": {"router_score": 1, "router_norm": 1},
+    "sigmoid, norm by more": {"router_score": 1, "router_norm": 1, "router_norm_add": 0.3},
     "sigmoid, bias, norm, scale": {
         "router_score": 1,
         "router_bias": 1,
@@ -112,7 +113,9 @@ def choose(
     experts = np.argsort(-choice, kind="stable")[:USED]
     weights = scores[experts]
     if rule.get("router_norm"):
-        weights = weights / max(weights.sum() + 1e-20, rule.get("router_norm_min", 0))
+        weights = weights / max(
+            weights.sum() + 1e-20 + rule.get("router_norm_add", 0), rule.get("router_norm_min", 0)
+        )
     return experts.tolist(), (weights * rule.get("router_scale", 1)).tolist()
 
 

@@ -166,16 +166,18 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
                 yield vector(f"{at}attn_{part}_norm", rows if config["qk_norm"] == 2 else head_dim)
 
     def delta(at: str) -> Iterator[Entry]:
-        heads, value_dim = config["delta_heads"], config["delta_value_dim"]
-        channels = 2 * config["delta_key_heads"] * config["delta_key_dim"] + heads * value_dim
+        heads, value_dim, key_dim = config["delta_heads"], config["delta_value_dim"], config["delta_key_dim"]
+        channels = 2 * config["delta_key_heads"] * key_dim + heads * value_dim
         yield matrix(at + "delta_qkv", channels, n_embd)
         yield matrix(at + "delta_gate", heads * value_dim, n_embd)
-        yield matrix(at + "delta_beta", heads, n_embd, "f32")
-        yield matrix(at + "delta_decay", heads, n_embd, "f32")
+        yield matrix(at + "delta_beta", heads, n_embd, "f32" if key_dim else None)
+        if key_dim:
+            yield matrix(at + "delta_decay", heads, n_embd, "f32")
         yield vector(at + "delta_conv", channels * config["conv_width"])
-        yield vector(at + "delta_log_rate", heads)
-        yield vector(at + "delta_decay_bias", heads)
-        yield vector(at + "delta_value_norm", value_dim)
+        if key_dim:
+            yield vector(at + "delta_log_rate", heads)
+            yield vector(at + "delta_decay_bias", heads)
+            yield vector(at + "delta_value_norm", value_dim)
         yield matrix(at + "delta_out", n_embd, heads * value_dim)
 
     def attention(at: str, layer: int) -> Iterator[Entry]:

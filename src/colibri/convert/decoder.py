@@ -103,11 +103,12 @@ def read_decoder(
     head_dim: int | None = None,
     windows: Windows | None = None,
     others: tuple[str, ...] = (),
+    eps: str = "rms_norm_eps",
 ) -> Decoder:
     """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
     num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
     `share` as in read_rope, `windows` and `others` as in read_windows. `head_dim`: a family that knows it
-    allows no other in config.json.
+    allows no other in config.json. `eps`: the key of norms' epsilon.
     """
     keys.require("hidden_act", ("silu", "swish"), "silu")
     n_embd = keys.integer("hidden_size", defaults["hidden_size"])
@@ -139,7 +140,7 @@ def read_decoder(
         "rope_dim": rope.dim,
         "rope_scale": rope.scale,
         "context_length": rope.context_length,
-        "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
+        "norm_eps": keys.number(eps, defaults[eps]),
         "attn_scale": head_dim**-0.5,
         "tied_output": int(keys.flag("tie_word_embeddings", defaults.get("tie_word_embeddings", False))),
         "window": read_windows(keys, windows, n_layers, context_length, others),

@@ -70,18 +70,21 @@ def read_delta(keys: Keys, defaults: Mapping[str, Any]) -> Decoder:
     )
     q = [range(2 * h * head_dim, (2 * h + 1) * head_dim) for h in range(config["n_heads"])]
     gate = [range(one.stop, one.stop + head_dim) for one in q]
-    taps = tuple(channel * width + tap for tap in range(width) for channel in range(channels))
     return decoder._replace(
         cuts={
             "layers.{N}.attn_q": rows_of(q, 2 * len(q) * head_dim, n_embd),
             "layers.{N}.attn_gate": rows_of(gate, 2 * len(q) * head_dim, n_embd),
-            "layers.{N}.delta_conv": Cut(
-                (channels, 1, width), lambda tensor, _: View(tensor, 1, len(taps), order=taps, flat=True)
-            ),
+            "layers.{N}.delta_conv": taps_of(channels, width),
         },
         affine=dict.fromkeys(_CENTERED, (1.0, 1.0)),
         left_out=LEFT_OUT,
     )
+
+
+def taps_of(channels: int, width: int) -> Cut:
+    """A convolution [channels, 1, width], tap after tap."""
+    order = tuple(channel * width + tap for tap in range(width) for channel in range(channels))
+    return Cut((channels, 1, width), lambda tensor, _: View(tensor, 1, len(order), order=order, flat=True))
 
 
 def rows_of(parts: Iterable[Iterable[int]], rows: int, cols: int) -> Cut:
