@@ -111,6 +111,7 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     snprintf(name, sizeof name, "experts.%d", index);
     TRY(take(b, name, KIND_EXPERT, (uint64_t)n_ff, (uint64_t)n_embd, &entry));
     uint64_t bytes[3] = {0};
+    FAIL_IF(b->ungated && entry.types[1] != 0, b->error, FORMAT, "tensor '%s' has an up, of which ffn_ungated says there is none", entry.name);
     for (int i = 0; i < 3; i += 1 + b->ungated) {
         TRY(check_type(b, &entry, entry.types[i]));
         bytes[i] = i < 2 ? matrix_bytes(entry.types[i], (uint64_t)n_ff, (uint64_t)n_embd)

@@ -69,6 +69,7 @@ PYTHON: Table = [
     ("convert/float8", "convert/shards"),
     ("chat", "normalizer", "byte_letters"),
     ("format",),
+    ("layout",),
     ("entries",),
     ("config",),
     ("quantize",),
