@@ -55,6 +55,11 @@ def read_config(keys: Keys) -> Decoder:
     keys.allow_code("modeling_phimoe")
     _read_mscale(keys)
     decoder = read_decoder(keys, DEFAULTS, THETA, windows=WINDOWS)
+    if keys.context is not None and any("'longrope'" in note for note in keys.notes):
+        keys.notes.append(
+            "Transformers 5.24 ignores long_factor in this family; the file has it, as the code has that the "
+            "model was released with"
+        )
     routed = [True] * decoder.config["n_layers"]
     noise = keys.number("router_jitter_noise", 0.01)
     keys.raw("input_jitter_noise")  # in training only
