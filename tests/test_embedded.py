@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import checkpoints
-from colibri.convert import convert
+from colibri.convert import convert, explain
+from colibri.errors import ColibriError, ConversionError
 from colibri.format import read_blobs, read_json_blob
+from colibri.tokenizer import Tokenizer
 
 
 def blob(path: Path, name: str) -> dict[str, Any]:
@@ -95,3 +97,42 @@ def test_source_and_tokenizer_are_embedded(tmp_path: Path) -> None:
         "name": "name of it", "model_type": "mixtral", "type": "q8"
     }  # fmt: skip
     assert len(found["sha256"]) == 64 and str(tmp_path) not in json.dumps(found)
+
+
+# --- tokenizers that nothing could load
+
+
+def added(**changes: Any) -> dict[str, Any]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return plain | {"id": 5, "content": "<odd>"} | changes
+
+
+UNREADABLE: dict[str, dict[str, Any]] = {
+    "no decoder": {"decoder": None},
+    "empty decoder": {"decoder": {"type": "Sequence", "decoders": []}},
+    "unknown decoder": {"decoder": {"type": "CTC"}},
+    "decoder that looks back": {"decoder": {"type": "Strip", "content": " ", "start": 0, "stop": 1}},
+    "pattern in a decoder": {"decoder": {"type": "Replace", "pattern": {"Regex": "."}, "content": ""}},
+    "unknown pre_tokenizer": {"pre_tokenizer": {"type": "Mystery"}},
+    "unknown normalizer": {"normalizer": {"type": "Mystery"}},
+    "unknown model": {"model": {"type": "Mystery", "vocab": {"a": 0}}},
+    "merge of no tokens": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "zz"]]}},
+    "two tokens of one id": {"added_tokens": [added()]},
+    "added token without flags": {"added_tokens": [{"id": 5, "content": "<odd>"}]},
+    "added tokens by name": {"added_tokens": {"<odd>": 5}},
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_loaded_is_not_converted(name: str, tmp_path: Path) -> None:
+    source = checkpoints.mixtral(tmp_path / "hf")
+    file = source / "tokenizer.json"
+    checkpoints.edit_json(file, UNREADABLE[name])
+    with pytest.raises(ColibriError):
+        Tokenizer(file.read_bytes(), n_vocab=300)
+    for attempt in (lambda: convert(source, tmp_path / "m.colibri"), lambda: explain(source)):
+        with pytest.raises(ConversionError, match="tokenizer.json") as caught:
+            attempt()
+        assert str(file) in str(caught.value) and "inside the model file" not in str(caught.value)
+    assert not (tmp_path / "m.colibri").exists()
+    assert not any((tmp_path).glob("*.part"))

@@ -7,7 +7,7 @@ Refuses: heads that do not divide, attention without its gate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -36,6 +36,13 @@ TENSORS: Names = {
     "layers.{N}.shared_up": ("layers.{N}.mlp.shared_expert.up_proj.weight",),
     "layers.{N}.shared_down": ("layers.{N}.mlp.shared_expert.down_proj.weight",),
 }
+_SIZES = {
+    "linear_num_key_heads": "delta_key_heads",
+    "linear_num_value_heads": "delta_heads",
+    "linear_key_head_dim": "delta_key_dim",
+    "linear_value_head_dim": "delta_value_dim",
+    "linear_conv_kernel_dim": "conv_width",
+}
 _CENTERED = ("output_norm", *(f"layers.{{N}}.{name}_norm" for name in ("attn", "attn_q", "attn_k", "ffn")))
 
 
@@ -48,9 +55,8 @@ def read_delta(keys: Keys, defaults: Mapping[str, Any]) -> Decoder:
     config = decoder.config
     layers = range(config["n_layers"])
     types = keys.raw("layer_types") or [LINEAR if (n + 1) % interval else FULL for n in layers]
-    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     key_heads, heads, key_dim, value_dim, width = (
-        keys.integer(f"linear_{name}", defaults[f"linear_{name}"]) for name in names
+        keys.integer(name, defaults[name], field=field) for name, field in _SIZES.items()
     )
     if heads % key_heads:
         raise keys.error("linear_num_value_heads", f"a multiple of linear_num_key_heads = {key_heads}")
@@ -70,25 +76,27 @@ def read_delta(keys: Keys, defaults: Mapping[str, Any]) -> Decoder:
     )
     q = [range(2 * h * head_dim, (2 * h + 1) * head_dim) for h in range(config["n_heads"])]
     gate = [range(one.stop, one.stop + head_dim) for one in q]
-    taps = tuple(channel * width + tap for tap in range(width) for channel in range(channels))
+
+    def taps(tensor: SourceTensor, _head: int) -> View:
+        order = tuple(channel * width + tap for tap in range(width) for channel in range(channels))
+        return View(tensor, 1, len(order), order=order, flat=True)
+
     return decoder._replace(
         cuts={
             "layers.{N}.attn_q": rows_of(q, 2 * len(q) * head_dim, n_embd),
             "layers.{N}.attn_gate": rows_of(gate, 2 * len(q) * head_dim, n_embd),
-            "layers.{N}.delta_conv": Cut(
-                (channels, 1, width), lambda tensor, _: View(tensor, 1, len(taps), order=taps, flat=True)
-            ),
+            "layers.{N}.delta_conv": Cut((channels, 1, width), taps),
         },
         affine=dict.fromkeys(_CENTERED, (1.0, 1.0)),
         left_out=LEFT_OUT,
     )
 
 
-def rows_of(parts: Iterable[Iterable[int]], rows: int, cols: int) -> Cut:
+def rows_of(parts: Sequence[Iterable[int]], rows: int, cols: int) -> Cut:
     """These rows of a source [rows, cols], one part after the other."""
-    order = tuple(chain.from_iterable(parts))
 
     def view(tensor: SourceTensor, _head: int) -> View:
+        order = tuple(chain.from_iterable(parts))
         return View(tensor, len(order), cols, order=order)
 
     return Cut((rows, cols), view)

@@ -242,26 +242,31 @@ def _generation(
     eos: list[int] = []
     for value in sources if any(source is not None for source in sources) else (list(defaults[1]),):
         eos += [number for number in (value if isinstance(value, list) else [value]) if number is not None]
-    outside = [number for number in eos if not isinstance(number, int) or not 0 <= number < n_vocab]
+    outside = [number for number in eos if not _is_id(number, n_vocab)]
     if outside:
-        notes.append(f"end-of-text ids outside the vocabulary are left out: {outside}")
+        notes.append(f"eos_token_id: what is no id below {n_vocab} is left out: {outside}")
+    eos = [number for number in eos if _is_id(number, n_vocab)]
     candidates = (
         bos_of_tokenizer,
         config.get("bos_token_id"),
         main.get("bos_token_id"),
         defaults[0],
     )
-    bos = next((number for number in candidates if isinstance(number, int) and 0 <= number < n_vocab), None)
+    bos = next((number for number in candidates if _is_id(number, n_vocab)), None)
     add_bos = settings.get("add_bos_token")
     if not isinstance(add_bos, bool):
         add_bos = tokenizer is not None and _adds(json.loads(tokenizer).get("post_processor"), bos)
     return {
         "bos_id": bos,
-        "eos_ids": sorted(set(eos) - set(outside), key=eos.index),
+        "eos_ids": list(dict.fromkeys(eos)),
         "add_bos": bool(add_bos and bos is not None),
         "defaults": _sampling_defaults(config),
         "special_tokens": special,
     }
+
+
+def _is_id(number: Any, n_vocab: int) -> bool:
+    return type(number) is int and 0 <= number < n_vocab
 
 
 def _adds(processor: Any, bos: int | None) -> bool:

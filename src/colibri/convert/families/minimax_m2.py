@@ -72,6 +72,8 @@ def read_config(keys: Keys) -> Decoder:
     keys.allow_code("modeling_minimax_m2")
     head_dim = keys.integer("head_dim", DEFAULTS["head_dim"])
     rotated = keys.optional_integer("rotary_dim", None, 2)
+    if rotated is not None and (rotated % 2 or rotated > head_dim):
+        raise keys.error("rotary_dim", f"an even number up to head_dim = {head_dim}")
     decoder = read_decoder(keys, DEFAULTS, THETA, share=rotated / head_dim if rotated else 1.0)
     n_layers = decoder.config["n_layers"]
     for name, allowed in FIXED.items():
