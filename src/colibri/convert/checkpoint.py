@@ -273,8 +273,8 @@ def refuse_dtype(view: View) -> None:
     elif tensor.dtype not in _DTYPES and (view.grid is None or view.flat):
         raise ConversionError(
             f"{tensor.name} in {tensor.file.name} is stored as {tensor.dtype}; expected F32, F16 or BF16, or "
-            "FP8 with scales in a matrix. Other quantised and integer checkpoints are not supported: convert "
-            "the original one."
+            f"a matrix in FP8 ({', '.join(float8.WEIGHTS)}) with scales. Other quantised and integer "
+            "checkpoints are not supported: convert the original one."
         )
 
 
@@ -285,9 +285,11 @@ def _open(file: Path) -> Any:
         raise ConversionError(f"{file} disappeared while it was being converted.") from error
     except (SafetensorError, OSError) as error:
         reason = str(error).strip().rstrip(".") or type(error).__name__
+        step = "It looks damaged or incomplete; download it again."
+        if "unknown variant" in reason:
+            step = "The package `safetensors` does not know this dtype: install a newer one, or download it again."
         raise ConversionError(
-            f"{file} is not a valid safetensors file of {file.stat().st_size:,} bytes: {reason}. It looks "
-            "damaged or incomplete; download it again."
+            f"{file} is not a valid safetensors file of {file.stat().st_size:,} bytes: {reason}. {step}"
         ) from error
 
 

@@ -62,6 +62,14 @@ def resolve(
         found[entry.name] = tuple(
             fp8.scaled(view, tensors, shorts[view.tensor.name], forms) for view in views
         )
+    for entry in entries:
+        for view, type in zip(found.get(entry.name, ()), filter(None, entry.types), strict=False):
+            refuse_dtype(view)
+            if type == KEPT and view.scales is None:
+                raise ConversionError(
+                    f"config.json says that experts are {KEPT}, but {view.tensor.name} is "
+                    f"{view.tensor.dtype}. Choose another type with --experts, or download it again."
+                )
     used = {view.tensor.name for one in found.values() for view in one}
     used |= {tensor.name for one in found.values() for view in one for tensor in scales_of(view)}
     left_out: dict[str, str] = {}
@@ -74,14 +82,6 @@ def resolve(
             else:
                 unknown.append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
-    for entry in entries:
-        for view, type in zip(found.get(entry.name, ()), filter(None, entry.types), strict=False):
-            refuse_dtype(view)
-            if type == KEPT and view.scales is None:
-                raise ConversionError(
-                    f"config.json says that experts are {KEPT}, but {view.tensor.name} is "
-                    f"{view.tensor.dtype}. Choose another type with --experts, or download it again."
-                )
     return found, left_out
 
 

@@ -70,7 +70,7 @@ def as_tokenizer_json(
         raise ConversionError(f"{file} is damaged: a text that is not UTF-8. Download it again.") from error
     except ValueError as error:
         raise ConversionError(
-            f"{file} has {error}. If the file is whole, make a tokenizer.json with Transformers where the "
+            f"{file}: {error}. If the file is whole, make a tokenizer.json with Transformers where the "
             "checkpoint's code may run: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)."
         ) from error
     notes.append(f"the tokenizer is made from {file.name}, as of {kind or 'a class that adds no tokens'}")
