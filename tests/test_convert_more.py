@@ -211,6 +211,25 @@ def test_the_text_of_a_larger_model(
     assert read_json_blob(read_blobs(report.path), "generation.json")["eos_ids"] == [2, 4]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_larger_model_says_whether_its_head_is_tied(tmp_path: Path, tied: bool) -> None:
+    """What text_config says of it has no effect in Transformers 5.24."""
+    source, _ = wrapped(tmp_path / "hf", *WRAPPED[0])
+    text = checkpoints.read_config(source)["text_config"] | {"tie_word_embeddings": not tied}
+    changes = {"text_config": text, "tie_word_embeddings": tied}
+    checkpoints.edit_json(source / "config.json", changes)
+    path = convert(source, tmp_path / "m.colibri").path
+    assert read_container(path).config["tied_output"] == 0  # two tensors that differ
+    checkpoints.edit_tensors(source, {}, remove=["language_model.lm_head.weight"])
+    if tied:
+        assert read_container(convert(source, path).path).config["tied_output"] == 1
+        return
+    with pytest.raises(
+        ConversionError, match="lm_head.weight.*tie_word_embeddings: true, beside text_config"
+    ):
+        convert(source, path)
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

@@ -39,6 +39,7 @@ __all__ = [
 
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _WRAPPERS = ("model.", "language_model.")
+_OF_THE_WHOLE = ("model_type", "architectures", "tie_word_embeddings")  # beside text_config
 _LARGEST_MAPPED = 128 << 20  # bytes read from a shard before it is mapped anew
 
 
@@ -138,14 +139,15 @@ def open_checkpoint(source: Path) -> Checkpoint:
 
 def _text_part(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The keys of the language model where config.json wraps it in a larger one. What stands beside them
-    counts where they are silent, and says which model it is."""
+    counts where they are silent, and says which model it is and whether its head is tied: the head is the
+    larger model's, whose class does not look into text_config for that (Transformers 5.24)."""
     text = config.get("text_config")
     if text is None:
         return config
     if not isinstance(text, dict):
         raise ConversionError(f"{path}: text_config = {text!r:.120}; expected an object. Download it again.")
     outer = {name: value for name, value in config.items() if name != "text_config"}
-    named = {name: outer[name] for name in ("model_type", "architectures") if name in outer}
+    named = {name: outer[name] for name in _OF_THE_WHOLE if name in outer}
     return outer | {name: value for name, value in text.items() if value is not None} | named
 
 
@@ -287,7 +289,7 @@ def _open(file: Path) -> Any:
         reason = str(error).strip().rstrip(".") or type(error).__name__
         step = "It looks damaged or incomplete; download it again."
         if "unknown variant" in reason:
-            step = "The package `safetensors` does not know this dtype: install a newer one, or download it again."
+            step = "The package `safetensors` does not know this dtype: install a newer one."
         raise ConversionError(
             f"{file} is not a valid safetensors file of {file.stat().st_size:,} bytes: {reason}. {step}"
         ) from error

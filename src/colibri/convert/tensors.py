@@ -313,7 +313,10 @@ def _refuse(checkpoint: Checkpoint, missing: list[str], unknown: list[str], tied
         )
     hint = "Check that config.json belongs to these weights and that the download is complete."
     if missing == ["lm_head.weight"] and not tied:
-        hint = "If the output head is the embedding, config.json must say tie_word_embeddings: true."
+        hint = (
+            "If the output head is the embedding, config.json must say tie_word_embeddings: true, beside "
+            "text_config where there is one, since what is inside does not count."
+        )
     raise ConversionError(f"{checkpoint.path}: {'; '.join(texts)}. {hint}")
 
 
