@@ -83,6 +83,10 @@ TENSORS: Names = {
     "layers.{N}.ffn_up": ("layers.{N}.mlp.up_proj.weight",),
     "layers.{N}.ffn_down": ("layers.{N}.mlp.down_proj.weight",),
 }
+# Of families whose layers are all routed.
+ROUTED: Names = {
+    target: names for target, names in TENSORS.items() if ".ffn_" not in target or target.endswith("_norm")
+}
 QK_NORM: Names = {
     "layers.{N}.attn_q_norm": ("layers.{N}.self_attn.q_norm.weight",),
     "layers.{N}.attn_k_norm": ("layers.{N}.self_attn.k_norm.weight",),

@@ -21,20 +21,20 @@ LINEAR = "linear_attention"
 SHARE = 0.25  # of a head that rotates, where config.json does not say
 LEFT_OUT = ("mtp.", "visual.")
 _AT = "layers.{N}.linear_attn."
-TENSORS: Names = {
-    **SHARED,
-    **QK_NORM,
-    **ROUTER,
-    "layers.{N}.attn_gate": SHARED["layers.{N}.attn_q"],
-    "layers.{N}.delta_conv": (_AT + "conv1d.weight",),
-    "layers.{N}.delta_log_rate": (_AT + "A_log",),
-    "layers.{N}.delta_decay_bias": (_AT + "dt_bias",),
-    "layers.{N}.delta_value_norm": (_AT + "norm.weight",),
-    "layers.{N}.delta_out": (_AT + "out_proj.weight",),
-    "layers.{N}.shared_router": ("layers.{N}.mlp.shared_expert_gate.weight",),
-    "layers.{N}.shared_gate": ("layers.{N}.mlp.shared_expert.gate_proj.weight",),
-    "layers.{N}.shared_up": ("layers.{N}.mlp.shared_expert.up_proj.weight",),
-    "layers.{N}.shared_down": ("layers.{N}.mlp.shared_expert.down_proj.weight",),
+DEFAULTS: dict[str, Any] = {  # that the families' config classes share
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
 }
 _SIZES = {
     "linear_num_key_heads": "delta_key_heads",
@@ -44,6 +44,29 @@ _SIZES = {
     "linear_conv_kernel_dim": "conv_width",
 }
 _CENTERED = ("output_norm", *(f"layers.{{N}}.{name}_norm" for name in ("attn", "attn_q", "attn_k", "ffn")))
+
+
+def tensors(qkv: str, gate: str, beta: str, decay: str) -> Names:
+    """Where every entry stands. Projections into a state are stored together in groups of the family's own."""
+    return {
+        **SHARED,
+        **QK_NORM,
+        **ROUTER,
+        "layers.{N}.attn_gate": SHARED["layers.{N}.attn_q"],
+        "layers.{N}.delta_qkv": (f"{_AT}in_proj_{qkv}.weight",),
+        "layers.{N}.delta_gate": (f"{_AT}in_proj_{gate}.weight",),
+        "layers.{N}.delta_beta": (f"{_AT}in_proj_{beta}.weight",),
+        "layers.{N}.delta_decay": (f"{_AT}in_proj_{decay}.weight",),
+        "layers.{N}.delta_conv": (_AT + "conv1d.weight",),
+        "layers.{N}.delta_log_rate": (_AT + "A_log",),
+        "layers.{N}.delta_decay_bias": (_AT + "dt_bias",),
+        "layers.{N}.delta_value_norm": (_AT + "norm.weight",),
+        "layers.{N}.delta_out": (_AT + "out_proj.weight",),
+        "layers.{N}.shared_router": ("layers.{N}.mlp.shared_expert_gate.weight",),
+        "layers.{N}.shared_gate": ("layers.{N}.mlp.shared_expert.gate_proj.weight",),
+        "layers.{N}.shared_up": ("layers.{N}.mlp.shared_expert.up_proj.weight",),
+        "layers.{N}.shared_down": ("layers.{N}.mlp.shared_expert.down_proj.weight",),
+    }
 
 
 def read_delta(keys: Keys, defaults: Mapping[str, Any]) -> Decoder:

@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from colibri.convert.decoder import TENSORS as SHARED
-from colibri.convert.decoder import Decoder, ExpertNames, Names, neighbours_apart, read_decoder, read_experts
+from colibri.convert.decoder import (
+    ROUTED,
+    Decoder,
+    ExpertNames,
+    Names,
+    neighbours_apart,
+    read_decoder,
+    read_experts,
+)
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("llama4", "llama4_text")
@@ -40,7 +47,7 @@ KINDS = ("chunked_attention", "full_attention")
 
 BLOCK = "layers.{N}.feed_forward"
 TENSORS: Names = {
-    **{name: sources for name, sources in SHARED.items() if ".ffn_" not in name or name.endswith("_norm")},
+    **ROUTED,
     **{f"layers.{{N}}.ffn_{part}": (f"{BLOCK}.{part}_proj.weight",) for part in ("gate", "up", "down")},
     **{
         f"layers.{{N}}.shared_{part}": (f"{BLOCK}.shared_expert.{part}_proj.weight",)

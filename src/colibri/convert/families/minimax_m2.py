@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.decoder import QK_NORM, Decoder, ExpertNames, Names, read_decoder, read_experts
-from colibri.convert.decoder import TENSORS as SHARED
+from colibri.convert.decoder import QK_NORM, ROUTED, Decoder, ExpertNames, Names, read_decoder, read_experts
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("minimax_m2",)
@@ -52,9 +51,7 @@ UNUSED = (
 )
 
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     **QK_NORM,
     "layers.{N}.router": ("layers.{N}.block_sparse_moe.gate.weight", "layers.{N}.mlp.gate.weight"),
     "layers.{N}.router_bias": (

@@ -10,8 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.decoder import TENSORS as SHARED
-from colibri.convert.decoder import Decoder, ExpertNames, Names, read_biases, read_decoder, read_experts
+from colibri.convert.decoder import (
+    ROUTED,
+    Decoder,
+    ExpertNames,
+    Names,
+    read_biases,
+    read_decoder,
+    read_experts,
+)
 from colibri.convert.keys import Keys
 from colibri.convert.windows import Windows
 
@@ -36,9 +43,7 @@ WINDOWS = Windows(None)
 MSCALES = ("short_mscale", "long_mscale")
 
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     "output_bias": ("lm_head.bias",),
     "output_norm_bias": ("norm.bias",),
     "layers.{N}.attn_norm_bias": ("layers.{N}.input_layernorm.bias",),
