@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import checkpoints
-from checkpoint_makers import FAMILIES
+from checkpoints import FAMILIES
 from colibri.convert import convert
 from colibri.errors import ConversionError
 from colibri.format import read_blobs, read_container, read_entry, read_json_blob
@@ -69,7 +69,7 @@ def tensors_only(path: Path) -> bytes:
     return b"".join(read_entry(container, e.name) for e in container.entries if e.kind != "blob")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FIELDS)
 def test_fields_of_each_family(tmp_path: Path, family: str) -> None:
     report = convert(FAMILIES[family](tmp_path / "hf"), tmp_path / "m.colibri")
     config = read_container(report.path).config

@@ -47,7 +47,7 @@ _CENTERED = ("output_norm", *(f"layers.{{N}}.{name}_norm" for name in ("attn", "
 
 
 def tensors(qkv: str, gate: str, beta: str, decay: str) -> Names:
-    """Where every entry stands. Projections into a state are stored together in groups of the family's own."""
+    """Where every entry stands. A family stores the projections into a state in groups of its own."""
     return {
         **SHARED,
         **QK_NORM,
