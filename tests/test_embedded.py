@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import checkpoints
+import colibri
 from colibri.convert import convert, explain
 from colibri.errors import ColibriError, ConversionError
 from colibri.format import read_blobs, read_json_blob
@@ -97,6 +98,17 @@ def test_source_and_tokenizer_are_embedded(tmp_path: Path) -> None:
         "name": "name of it", "model_type": "mixtral", "type": "q8"
     }  # fmt: skip
     assert len(found["sha256"]) == 64 and str(tmp_path) not in json.dumps(found)
+
+
+def test_defaults_that_generation_would_refuse_are_left_out_and_told(tmp_path: Path) -> None:
+    odd = {"temperature": -1, "top_k": 2.5, "top_p": 0, "min_p": "x", "repetition_penalty": True}
+    source = checkpoints.mixtral(tmp_path / "hf", generation={"do_sample": True, **odd})
+    report = convert(source, tmp_path / "m.colibri")
+    assert blob(report.path, "generation.json")["defaults"] == {"temperature": 1.0}
+    told = [note for note in report.notes if note.startswith("a default of generation_config.json is left")]
+    assert len(told) == len(odd) and all(any(f"{name}: expected" in note for note in told) for name in odd)
+    with colibri.load(report.path, threads=1, context=32) as model:
+        assert model.generate("a", max_tokens=1).ids is not None
 
 
 # --- tokenizers that nothing could load

@@ -62,7 +62,7 @@ PYTHON: Table = [
     ("convert/routing", "convert/latent", "convert/delta", "convert/sandwich", "convert/encoders"),
     ("convert/decoder", "convert/embedded", "convert/targets", "convert/mxfp4", "convert/fp8"),
     ("convert/rope", "convert/windows", "convert/tokenizer_files"),
-    ("convert/sentencepiece_model", "convert/tiktoken_file"),
+    ("convert/sentencepiece_model", "convert/tiktoken_file", "convert/added_tokens", "convert/generation"),
     ("convert/protobuf", "convert/merges"),
     ("convert/keys", "convert/checkpoint"),
     ("convert/float8", "convert/shards"),
