@@ -334,7 +334,7 @@ def test_two_scales_a_stray_scale_and_wrong_dtypes_are_refused(directory: Path, 
     edit(directory, {NAME + "_scale": scale})
     refused(directory, tmp_path, f"{NAME} has two scales")
     edit(directory, {"model.norm.weight_scale": np.ones(1, np.float32)}, (NAME + "_scale",))
-    refused(directory, tmp_path, "1 tensors are not part of the model .*model.norm.weight_scale")
+    refused(directory, tmp_path, "1 tensor is not part of the model .*model.norm.weight_scale")
     edit(directory, {NAME + "_scale_inv": scale.astype(np.int32)}, ("model.norm.weight_scale",))
     refused(directory, tmp_path, "k_proj.weight_scale_inv .* is I32")
 

@@ -103,6 +103,17 @@ class View:
     affine: tuple[float, float] = (0.0, 1.0)  # a vector becomes (numbers + first) x second, rounded once
     grid: Grid | None = None  # of an FP8 tensor
 
+    def place(self, row: int, col: int) -> str:
+        """What the number at [row, col] is called where it is stored."""
+        if self.flat:
+            at = self.order[col] if self.order else col
+            index = tuple(int(one) for one in np.unravel_index(at, self.tensor.shape))
+        else:
+            row = self.order[row] if self.order else self.start + row
+            index = (self.col + col, row) if self.transposed else (row, col)
+            index = index if self.expert is None else (self.expert, *index)
+        return f"{self.tensor.name}[{', '.join(map(str, index))}]"
+
     def bytes(self, rows: int) -> int:
         """Of so many rows in the file."""
         if self.scales is not None:

@@ -306,10 +306,10 @@ def _refuse(checkpoint: Checkpoint, missing: list[str], unknown: list[str], tied
         return
     texts = []
     if missing:
-        texts.append(f"{len(missing)} tensors are absent: {_some(missing)}")
+        texts.append(f"{_tensors(missing)} absent: {_some(missing)}")
     if unknown:
         texts.append(
-            f"{len(unknown)} tensors are not part of the model that config.json describes: {_some(unknown)}"
+            f"{_tensors(unknown)} not part of the model that config.json describes: {_some(unknown)}"
         )
     hint = "Check that config.json belongs to these weights and that the download is complete."
     if missing == ["lm_head.weight"] and not tied:
@@ -318,6 +318,10 @@ def _refuse(checkpoint: Checkpoint, missing: list[str], unknown: list[str], tied
             "text_config where there is one, since what is inside does not count."
         )
     raise ConversionError(f"{checkpoint.path}: {'; '.join(texts)}. {hint}")
+
+
+def _tensors(names: list[str]) -> str:
+    return "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
 
 
 def _some(names: list[str], limit: int = 8) -> str:
