@@ -10,6 +10,7 @@ import pytest
 
 import checkpoints
 import colibri
+import encoder_checkpoints
 from colibri.convert import convert, explain
 from colibri.errors import ColibriError, ConversionError
 from colibri.format import read_blobs, read_json_blob
@@ -133,6 +134,23 @@ UNREADABLE: dict[str, dict[str, Any]] = {
     "added token without flags": {"added_tokens": [{"id": 5, "content": "<odd>"}]},
     "added tokens by name": {"added_tokens": {"<odd>": 5}},
 }
+
+
+@pytest.mark.parametrize("family", ["mixtral", "nllb_moe"])
+@pytest.mark.parametrize(
+    "key", ["added_tokens", "model", "decoder", "normalizer", "pre_tokenizer", "post_processor"]
+)
+def test_parts_of_any_other_shape_end_in_our_errors(family: str, key: str, tmp_path: Path) -> None:
+    maker = encoder_checkpoints.nllb_moe if family == "nllb_moe" else checkpoints.mixtral
+    source = maker(tmp_path / "hf")
+    template = {"type": "TemplateProcessing", "special_tokens": {}}
+    odd: list[Any] = [-1, "x", [1], {"a": 1}, [{"a": 1}], True, template | {"single": [1]}]
+    for value in [*odd, template | {"single": "x"}, {"type": "Sequence", "processors": 3}]:
+        checkpoints.edit_json(source / "tokenizer.json", {key: value})
+        try:
+            convert(source, tmp_path / "m.colibri")
+        except ConversionError as error:
+            assert str(source / "tokenizer.json") in str(error)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

@@ -234,10 +234,9 @@ def _build(data: dict[str, Any], aliases: dict[str, str], controls: dict[str, in
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
     except Exception as error:  # the package raises plain Exception
-        parts = {
-            name: (data.get(name) or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")
-        }
-        shown = ", ".join(f"{name} {type}" for name, type in parts.items() if type)
+        parts = {name: data.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
+        types = {name: part.get("type") for name, part in parts.items() if isinstance(part, dict)}
+        shown = ", ".join(f"{name} {type}" for name, type in types.items())
         raise ModelFileError(f"{at} ({shown}) is refused by `tokenizers`: {error}") from error
     for text, alias in aliases.items():
         if tokenizer.token_to_id(alias) != controls[text]:

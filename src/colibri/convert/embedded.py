@@ -161,7 +161,8 @@ def _tokenizer(
         ids.update(
             (str(pair[0]), number) for number, pair in enumerate(vocab) if isinstance(pair, list) and pair
         )
-    for token in parsed.get("added_tokens") or []:
+    added = parsed.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
         if isinstance(token, dict) and isinstance(token.get("id"), int):
             ids[str(token.get("content"))] = token["id"]
     if not ids:

@@ -1,7 +1,7 @@
 """What generation.json of a model file says: which ids end a text, whether a BOS is added, sampling defaults.
 
-Owns: which of a checkpoint's files counts where several speak. Refuses: nothing; what has no meaning is left
-out, with a note.
+Owns: which of a checkpoint's files counts where several speak. Refuses: a post_processor of another
+shape than `tokenizers` writes; what else has no meaning is left out, with a note.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from colibri.convert.checkpoint import Checkpoint, read_json
-from colibri.errors import ArgumentError
+from colibri.errors import ArgumentError, ConversionError
 from colibri.sampling import MODEL_DEFAULTS, Sampling
 
 
@@ -57,7 +57,13 @@ def generation(
     bos = next((number for number in candidates if _is_id(number, n_vocab)), None)
     add_bos = settings.get("add_bos_token")
     if not isinstance(add_bos, bool):
-        add_bos = tokenizer is not None and _adds(json.loads(tokenizer).get("post_processor"), bos)
+        try:
+            add_bos = tokenizer is not None and _adds(json.loads(tokenizer).get("post_processor"), bos)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ConversionError(
+                f"{checkpoint.path / 'tokenizer.json'} has a post_processor that cannot be read: {error!r}. "
+                "Download it again."
+            ) from error
     return {
         "bos_id": bos,
         "eos_ids": list(dict.fromkeys(eos)),

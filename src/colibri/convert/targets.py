@@ -40,13 +40,19 @@ def with_encoder(
         )
     rules = json.loads(blobs["generation.json"])
     tokenizer = json.loads(blobs.get("tokenizer.json", b"{}"))
-    around = _around(tokenizer.get("post_processor"))
+    try:
+        around = _around(tokenizer.get("post_processor"))
+        languages = {
+            token["content"]: token["id"]
+            for token in tokenizer.get("added_tokens") or []
+            if _LANGUAGE.fullmatch(token["content"])
+        }
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ConversionError(
+            f"{checkpoint.path / 'tokenizer.json'} has a post_processor or added_tokens that cannot be read: "
+            f"{error!r}. Download it again."
+        ) from error
     before, after = around if around is not None else ([], rules["eos_ids"][:1])
-    languages = {
-        token["content"]: token["id"]
-        for token in tokenizer.get("added_tokens") or []
-        if _LANGUAGE.fullmatch(token["content"])
-    }
     rules["encoder"] = {
         "start_ids": [start] + ([] if forced is None else [forced]),
         "before": before,
