@@ -52,7 +52,7 @@ static int32_t read_record(const uint8_t *data, uint64_t bytes, uint64_t *at, st
     memcpy(&record->count, data + start + 4, 4);
     const uint64_t name_end = start + 8 + (((uint64_t)record->name_bytes + 7) & ~(uint64_t)7);
     const uint64_t value_bytes = ((uint64_t)record->count * 4 + 7) & ~(uint64_t)7;
-    if (name_end > bytes || value_bytes > bytes - name_end) goto damaged;
+    if (data[start + 3] != 0 || name_end > bytes || value_bytes > bytes - name_end) goto damaged;
     record->name = (const char *)data + start + 8;
     record->values = data + name_end;
     *at = name_end + value_bytes;

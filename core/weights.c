@@ -113,6 +113,7 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     TRY(take(b, name, KIND_EXPERT, (uint64_t)n_ff, (uint64_t)n_embd, &entry));
     struct matrix *const parts[3] = {&expert->gate, &expert->up, &expert->down};
     uint64_t bytes = 0;
+    FAIL_IF(b->ungated && entry.types[1] != 0, b->error, FORMAT, "tensor '%s' has an up, of which ffn_ungated says there is none", entry.name);
     for (int i = 0; i < 3; i += 1 + b->ungated) {
         const int64_t rows = i < 2 ? n_ff : n_embd, cols = i < 2 ? n_embd : n_ff;
         TRY(check_type(b, &entry, entry.types[i]));

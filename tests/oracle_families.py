@@ -154,6 +154,9 @@ def _gemma4_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "own_kv_heads": tuple(
             full[1] if kind == "full_attention" else raw["num_key_value_heads"] for kind in kinds
         ),
+    }
+
+
 def _lfm2(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
     return {
         "norm_eps": raw["norm_eps"],

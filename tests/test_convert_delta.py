@@ -174,7 +174,7 @@ def test_defaults_of_the_classes(tmp_path: Path) -> None:
         ("linear_value_head_dim", 23, "in_proj_qkvz"),
         ("linear_conv_kernel_dim", 3, "conv1d"),
         ("linear_conv_kernel_dim", True, "linear_conv_kernel_dim"),
-        ("partial_rotary_factor", 0.2, "3 elements of head_dim"),
+        ("partial_rotary_factor", 0.2, "3 elements of a head rotate"),
         ("linear_decay", 2, "linear_decay"),
     ],
 )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import checkpoints
-from checkpoint_makers import FAMILIES
+from checkpoints import FAMILIES
 from colibri.convert import convert
 from colibri.errors import ConversionError
 from colibri.format import read_blobs, read_container, read_entry, read_json_blob
@@ -108,7 +108,7 @@ def tensors_only(path: Path) -> bytes:
     return b"".join(read_entry(container, e.name) for e in container.entries if e.kind != "blob")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FIELDS)
 def test_fields_of_each_family(tmp_path: Path, family: str) -> None:
     report = convert(FAMILIES[family](tmp_path / "hf"), tmp_path / "m.colibri")
     config = read_container(report.path).config
@@ -283,6 +283,25 @@ def test_the_text_of_a_larger_model(
     assert tensors_only(report.path) == tensors_only(plain)
     assert sorted(report.ignored_tensors) == sorted(others) and report.model_type == model_type
     assert read_json_blob(read_blobs(report.path), "generation.json")["eos_ids"] == [2, 4]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_larger_model_says_whether_its_head_is_tied(tmp_path: Path, tied: bool) -> None:
+    """What text_config says of it has no effect in Transformers 5.24."""
+    source, _ = wrapped(tmp_path / "hf", *WRAPPED[0])
+    text = checkpoints.read_config(source)["text_config"] | {"tie_word_embeddings": not tied}
+    changes = {"text_config": text, "tie_word_embeddings": tied}
+    checkpoints.edit_json(source / "config.json", changes)
+    path = convert(source, tmp_path / "m.colibri").path
+    assert read_container(path).config["tied_output"] == 0  # two tensors that differ
+    checkpoints.edit_tensors(source, {}, remove=["language_model.lm_head.weight"])
+    if tied:
+        assert read_container(convert(source, path).path).config["tied_output"] == 1
+        return
+    with pytest.raises(
+        ConversionError, match="lm_head.weight.*tie_word_embeddings: true, beside text_config"
+    ):
+        convert(source, path)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def _pack_block(block: Any, type: str, view: View, first: int) -> memoryview:
     if type == KEPT:
         return panels(block, name, first)
     rows = widen(block) if view.scales is None else widen_mxfp4(block, name, first)
-    return pack(rows, type, name=name, first_row=view.start + first)
+    return pack(rows, type, name=name, place=lambda row, col: view.place(first + row, col))
 
 
 def _packed_vector(view: View, read: ReadRows) -> memoryview:
@@ -192,7 +192,7 @@ def _packed_vector(view: View, read: ReadRows) -> memoryview:
     if not np.isfinite(row).all():
         at = int(np.argwhere(~np.isfinite(row[0]))[0, 0])
         raise ConversionError(
-            f"{view.tensor.name}[{at}] is {row[0, at]}: weights must be finite. The checkpoint is damaged "
+            f"{view.place(0, at)} is {row[0, at]}: weights must be finite. The checkpoint is damaged "
             "or its training diverged; download it again."
         )
     if view.affine != (0.0, 1.0):

@@ -36,7 +36,7 @@ def layer_kinds(keys: Keys, n_layers: int, step: int) -> list[str]:
     if kinds is None:
         return [SLIDING if (layer + 1) % step else FULL for layer in range(n_layers)]
     if not isinstance(kinds, list) or len(kinds) != n_layers or set(kinds) - {FULL, SLIDING}:
-        raise keys.error("layer_types", f"{n_layers} times {FULL!r} or {SLIDING!r}")
+        raise keys.error("layer_types", f"{FULL!r} or {SLIDING!r} for each of num_hidden_layers = {n_layers}")
     return kinds
 
 
@@ -75,6 +75,8 @@ def read_sandwich(
     for row, rope in zip(inv_freq, found, strict=True):
         row[: len(rope.inv_freq)] = rope.inv_freq
     cap = keys.raw("final_logit_softcapping")
+    if cap is not None and not keys.number("final_logit_softcapping", 0.0):
+        raise keys.error("final_logit_softcapping", "null or a number above 0")
     config.update(
         GELU,
         rope_dim=rope_dim,

@@ -63,6 +63,14 @@ def resolve(
         found[entry.name] = tuple(
             fp8.scaled(view, tensors, shorts[view.tensor.name], forms) for view in views
         )
+    for entry in entries:
+        for view, type in zip(found.get(entry.name, ()), filter(None, entry.types), strict=False):
+            refuse_dtype(view)
+            if type == KEPT and view.scales is None:
+                raise ConversionError(
+                    f"config.json says that experts are {KEPT}, but {view.tensor.name} is "
+                    f"{view.tensor.dtype}. Choose another type with --experts, or download it again."
+                )
     used = {view.tensor.name for one in found.values() for view in one}
     used |= {tensor.name for one in found.values() for view in one for tensor in scales_of(view)}
     left_out: dict[str, str] = {}
@@ -75,14 +83,6 @@ def resolve(
             else:
                 unknown.append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
-    for entry in entries:
-        for view, type in zip(found.get(entry.name, ()), filter(None, entry.types), strict=False):
-            refuse_dtype(view)
-            if type == KEPT and view.scales is None:
-                raise ConversionError(
-                    f"config.json says that experts are {KEPT}, but {view.tensor.name} is "
-                    f"{view.tensor.dtype}. Choose another type with --experts, or download it again."
-                )
     return found, left_out
 
 
@@ -307,15 +307,22 @@ def _refuse(checkpoint: Checkpoint, missing: list[str], unknown: list[str], tied
         return
     texts = []
     if missing:
-        texts.append(f"{len(missing)} tensors are absent: {_some(missing)}")
+        texts.append(f"{_tensors(missing)} absent: {_some(missing)}")
     if unknown:
         texts.append(
-            f"{len(unknown)} tensors are not part of the model that config.json describes: {_some(unknown)}"
+            f"{_tensors(unknown)} not part of the model that config.json describes: {_some(unknown)}"
         )
     hint = "Check that config.json belongs to these weights and that the download is complete."
     if missing == ["lm_head.weight"] and not tied:
-        hint = "If the output head is the embedding, config.json must say tie_word_embeddings: true."
+        hint = (
+            "If the output head is the embedding, config.json must say tie_word_embeddings: true, beside "
+            "text_config where there is one, since what is inside does not count."
+        )
     raise ConversionError(f"{checkpoint.path}: {'; '.join(texts)}. {hint}")
+
+
+def _tensors(names: list[str]) -> str:
+    return "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
 
 
 def _some(names: list[str], limit: int = 8) -> str:
