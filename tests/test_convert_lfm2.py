@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_makers import lfm2, lfm2_moe
 
 import checkpoints
+from checkpoints import lfm2, lfm2_moe
 from colibri import _native as native
 from colibri.convert import convert, explain
 from colibri.convert.families import lfm2_moe as family

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_makers import lfm2
 
 import colibri
 import oracle
+from checkpoints import lfm2
 from colibri import _native as native
 from colibri.convert import convert
 from colibri.errors import CancelledError, ContextFullError
