@@ -5,31 +5,15 @@
 #include "delta.h"
 #include "latent.h"
 #include "product.h"
-#include "rope.h"
-
-static void position_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
-    const struct chunk *const c = argument;
-    const int32_t half = c->config->rope_sets * (c->config->rope_dim / 2);
-    const size_t at = (size_t)row * (size_t)half;
-    rope_table(c->model->rope_inv_freq, half, c->positions[row], c->config->rope_scale, c->rope_cosine + at,
-               c->rope_sine + at);
-}
-
-void attention_positions(const struct chunk *chunk) {
-    if (chunk->config->rope_dim == 0) return;
-    threads_run(chunk->threads, position_item, (void *)(uintptr_t)chunk, chunk->n, 32 * row_bytes(chunk->n, chunk->config->rope_dim));
-}
 
 struct attention_work {
     const struct chunk *chunk;
     const struct attention_weights *weights;
-    int32_t layer;
     bool source;         /* the keys are those of the source, all of which every row sees; else those before the row */
     bool asks, writes;   /* queries of the rows are made, keys and values are */
     const float *bias;   /* [n_heads][2 attn_bias_span + 1]; NULL: none */
     int32_t parts; /* chunk_attend_parts */
-    int32_t rows;  /* of a work item */
+    int32_t rows;  /* of a work item; 0: all, each block of the past an item of its own */
     int32_t first_block; /* of the past, that a work item may look at */
 };
 
@@ -39,15 +23,15 @@ static void prepare_heads(const struct attention_work *work, int32_t row, float 
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
-    const int32_t dim = config->head_dim, width = n_heads * dim;
-    const bool rotates = config->rope_dim > 0 && config->rope_set[work->layer] != 2;
-    const size_t at = rotates ? chunk_rope_at(config, row, work->layer) : 0;
+    const int32_t dim = config_head_dim(config, c->layer), width = n_heads * dim;
+    const bool rotates = config->rope_dim > 0 && config->rope_set[c->layer] != 2;
+    const size_t at = rotates ? chunk_rope_at(c, row) : 0;
     if (bias != NULL) kernels->add(heads, bias, width);
     if (norm != NULL && config->qk_norm == 2) kernels->rms_norm(heads, heads, norm, width, config->norm_eps);
     if (config->qkv_clip > 0) kernels->clamp(heads, config->qkv_clip, width);
     for (int32_t h = 0; h < n_heads; h++, heads += dim) {
         if (norm != NULL && config->qk_norm != 2) kernels->rms_norm(heads, heads, norm, dim, config->norm_eps);
-        if (rotates) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config->rope_dim);
+        if (rotates) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config_rope_dim(config, c->layer));
     }
 }
 
@@ -58,7 +42,7 @@ static int32_t table_of(const struct attention_work *work, int32_t row) {
 
 /* Where the keys that a row sees begin and end. */
 static int32_t first_key(const struct attention_work *work, int32_t row) {
-    const int32_t window = work->source ? 0 : work->chunk->config->window[work->layer], end = work->chunk->positions[row] + 1;
+    const int32_t window = work->source ? 0 : work->chunk->config->window[work->chunk->layer], end = work->chunk->positions[row] + 1;
     if (window > 0 && work->chunk->config->window_aligned) return (end - 1) / window * window;
     return window > 0 && window < end ? end - window : 0;
 }
@@ -67,62 +51,60 @@ static int32_t end_key(const struct attention_work *work, int32_t row) {
     return work->source ? work->chunk->cache->lengths[table_of(work, row)] : work->chunk->positions[row] + 1;
 }
 
-static void prepare_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
+static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
     const struct attention_weights *const w = work->weights;
-    const size_t dim = (size_t)config->head_dim, kv_width = (size_t)config->n_kv_heads * dim;
+    const int32_t kv_heads = config_kv_heads(config, c->layer);
+    const size_t dim = (size_t)config_head_dim(config, c->layer), kv_width = (size_t)kv_heads * dim;
     float *const k = c->k + (size_t)row * kv_width, *const v = c->v + (size_t)row * kv_width;
     if (work->asks) {
         float *const q = c->q + (size_t)row * (size_t)config->n_heads * dim;
         prepare_heads(work, row, q, config->n_heads, w->q_bias, w->q_norm);
-        if (config->temperature_step > 0 && config->rope_set[work->layer] == 2) {
+        if (config->temperature_step > 0 && config->rope_set[c->layer] == 2) {
             const int32_t last = config->context_length / config->temperature_step, step = (c->positions[row] + 1) / config->temperature_step;
             c->kernels->add_scaled(q, q, c->model->attn_temperature[step < last ? step : last], (int32_t)((size_t)config->n_heads * dim));
         }
     }
     if (!work->writes) return;
-    prepare_heads(work, row, k, config->n_kv_heads, w->k_bias, w->k_norm);
+    prepare_heads(work, row, k, kv_heads, w->k_bias, w->k_norm);
     if (w->v_bias != NULL) c->kernels->add(v, w->v_bias, (int32_t)kv_width);
     if (config->qkv_clip > 0) c->kernels->clamp(v, config->qkv_clip, (int32_t)kv_width);
-    for (int32_t h = 0; h < config->n_kv_heads; h++) {
-        cache_write(c->cache, table_of(work, row), work->layer, h, c->positions[row], k + (size_t)h * dim, v + (size_t)h * dim);
+    for (int32_t h = 0; h < kv_heads; h++) {
+        float *const value = v + (size_t)h * dim;
+        if (config->value_norm) c->kernels->rms_norm(value, value, NULL, (int32_t)dim, config->norm_eps);
+        cache_write(c->cache, table_of(work, row), c->layer, h, c->positions[row], k + (size_t)h * dim, value);
     }
 }
 
-/* The tile of one kv head and the rows from `first` on, empty yet. */
-static struct attend empty_tile(const struct attention_work *work, int32_t kv_head) {
-    const struct chunk *const c = work->chunk;
-    return (struct attend){
-        .pool = c->cache->pool,
-        .block_bytes = c->cache->block_bytes,
-        .k_offset = cache_key_offset(c->cache, work->layer, kv_head),
-        .v_offset = cache_value_offset(c->cache, work->layer, kv_head),
-        .key_dim = c->cache->key_dim,
-        .value_dim = c->cache->value_dim,
-        .block_positions = c->cache->block_positions,
-        .scale = c->config->attn_scale,
-        .bias_span = work->bias == NULL ? 0 : c->config->attn_bias_span,
-    };
-}
-
 static float *partial_at(const struct chunk *c, size_t row_head, int32_t block) {
-    return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(c->cache->value_dim);
+    return c->partials + (row_head * (size_t)c->partial_blocks + (size_t)block) * attend_partial_floats(config_kv_value_dim(c->config, c->layer));
 }
 
-/* One kv head, or a tile of the query heads that read it, and up to work->rows neighbouring rows: they go through in tiles
- * that share keys. block: the only one to look at, or -1: all. Output takes the place of the query. */
-static void attend_rows(const struct attention_work *work, int32_t part, int32_t first, int32_t block) {
+/* One kv head, or a tile of the query heads that read it, and up to work->rows neighbouring rows, or all and one block:
+ * they go through in tiles that share keys. Output takes the place of the query. */
+static void attend_item(void *argument, int32_t item, UNUSED int32_t worker) {
+    const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const struct config *const config = c->config;
-    const int32_t group = config->n_heads / config->n_kv_heads, tiles = work->parts / config->n_kv_heads;
-    const int32_t kv_head = part / tiles, from = part % tiles * ATTEND_TILE;
-    const int32_t to = from + ATTEND_TILE < group ? from + ATTEND_TILE : group;
-    const int32_t end = first + work->rows < c->n ? first + work->rows : c->n;
+    const int32_t kv_heads = config_kv_heads(config, c->layer), group = config->n_heads / kv_heads, tiles = work->parts / kv_heads;
+    const int32_t kv_head = item % work->parts / tiles, from = item % work->parts % tiles * ATTEND_TILE;
+    const int32_t to = from + ATTEND_TILE < group ? from + ATTEND_TILE : group, at = item / work->parts;
+    const int32_t block = work->rows > 0 ? -1 : work->first_block + at, first = at * work->rows;
+    const int32_t end = block < 0 && first + work->rows < c->n ? first + work->rows : c->n;
     const float *const sinks = work->weights->sinks;
-    struct attend tile = empty_tile(work, kv_head);
+    struct attend tile = {
+        .pool = c->cache->pool,
+        .block_bytes = c->cache->block_bytes,
+        .k_offset = cache_key_offset(c->cache, c->layer, kv_head),
+        .v_offset = cache_key_offset(c->cache, c->layer, kv_head) + cache_key_bytes(c->cache, c->layer),
+        .key_dim = config_key_dim(config, c->layer),
+        .value_dim = config_kv_value_dim(config, c->layer),
+        .block_positions = c->cache->block_positions,
+        .scale = config->attn_scale,
+        .bias_span = work->bias == NULL ? 0 : config->attn_bias_span,
+    };
     for (int32_t row = first; row < end; row++) {
         const int32_t *const table = cache_table(c->cache, table_of(work, row));
         if (block >= 0 && (block * KV_BLOCK >= end_key(work, row) || block < first_key(work, row) / KV_BLOCK)) continue;
@@ -146,33 +128,22 @@ static void attend_rows(const struct attention_work *work, int32_t part, int32_t
     if (tile.n > 0) c->kernels->attend(&tile, block);
 }
 
-static void attend_item(void *argument, int32_t item, int32_t worker) {
-    (void)worker;
-    const struct attention_work *const work = argument;
-    attend_rows(work, item % work->parts, item / work->parts * work->rows, -1);
-}
-
-static void block_item(void *argument, int32_t item, int32_t worker) {
-    (void)worker;
-    const struct attention_work *const work = argument;
-    attend_rows(work, item % work->parts, 0, work->first_block + item / work->parts);
-}
-
-static void merge_item(void *argument, int32_t head, int32_t worker) {
-    (void)worker;
+static void merge_item(void *argument, int32_t head, UNUSED int32_t worker) {
     const struct attention_work *const work = argument;
     const struct chunk *const c = work->chunk;
     const int32_t row = head / c->config->n_heads, first = first_key(work, row) / KV_BLOCK;
     const float *const sinks = work->weights->sinks;
-    c->kernels->attend_merge(partial_at(c, (size_t)head, first), (end_key(work, row) - 1) / KV_BLOCK + 1 - first, c->cache->value_dim,
-                             sinks == NULL ? NULL : sinks + head % c->config->n_heads, c->q + (size_t)head * (size_t)c->cache->key_dim);
+    c->kernels->attend_merge(partial_at(c, (size_t)head, first), (end_key(work, row) - 1) / KV_BLOCK + 1 - first,
+                             config_kv_value_dim(c->config, c->layer), sinks == NULL ? NULL : sinks + head % c->config->n_heads,
+                             c->q + (size_t)head * (size_t)config_key_dim(c->config, c->layer));
 }
 
 /* Keys and values that all query heads of all rows read. */
 static uint64_t attended_bytes(const struct attention_work *work) {
     const struct chunk *const c = work->chunk;
     uint64_t bytes = 0;
-    const int64_t width = (int64_t)c->config->n_heads * (c->cache->key_dim + c->cache->value_dim);
+    const int32_t dims = config_key_dim(c->config, c->layer) + config_kv_value_dim(c->config, c->layer);
+    const int64_t width = (int64_t)c->config->n_heads * dims;
     for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(end_key(work, row) - first_key(work, row), width);
     return bytes;
 }
@@ -196,15 +167,15 @@ static void attend(struct attention_work *work) {
         threads_run(c->threads, attend_item, work, (c->n + work->rows - 1) / work->rows * parts, bytes);
         return;
     }
-    work->rows = c->n;
-    threads_run(c->threads, block_item, work, blocks * parts, bytes);
+    work->rows = 0;
+    threads_run(c->threads, attend_item, work, blocks * parts, bytes);
     threads_run(c->threads, merge_item, work, c->n * c->config->n_heads, bytes / KV_BLOCK);
 }
 
 static void grouped_rows(struct chunk *c, struct attention_work *work) {
     const struct attention_weights *const w = work->weights;
     const size_t q_width = (size_t)c->attended.width;
-    const size_t kv_width = (size_t)c->config->n_kv_heads * (size_t)c->config->head_dim;
+    const size_t kv_width = (size_t)config_kv_heads(c->config, c->layer) * (size_t)config_head_dim(c->config, c->layer);
     int32_t n = 0;
     if (work->asks) c->products[n++] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
     if (work->asks && c->config->attn_gate) c->products[n++] = product(&w->gate, &c->h, NULL, c->n, c->gate, q_width);
@@ -213,35 +184,33 @@ static void grouped_rows(struct chunk *c, struct attention_work *work) {
         c->products[n++] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
     }
     product_run(c, n);
-    profile_mark(&c->profile, work->layer, COLIBRI_PHASE_QKV);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_QKV);
     threads_run(c->threads, prepare_item, work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
-    profile_mark(&c->profile, work->layer, COLIBRI_PHASE_ROPE);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROPE);
 }
 
 /* cross: from a layer behind an encoder to the source. */
-static struct attention_work work_of(const struct chunk *c, int32_t layer, bool cross) {
-    const bool encoder = layer < c->config->n_encoder_layers;
+static struct attention_work work_of(const struct chunk *c, bool cross) {
+    const bool encoder = c->layer < c->config->n_encoder_layers;
     return (struct attention_work){
         .chunk = c,
-        .weights = cross ? &c->model->layers[layer].cross : &c->model->layers[layer].self,
-        .layer = layer,
+        .weights = cross ? &chunk_layer(c)->cross : &chunk_layer(c)->self,
         .source = cross || encoder,
         .asks = true,
         .writes = !cross,
         .bias = cross ? NULL : encoder ? c->model->encoder_attn_bias : c->model->attn_bias,
-        .parts = chunk_attend_parts(c->config),
+        .parts = chunk_attend_parts(c->config, c->layer),
     };
 }
 
-void attention_source(struct chunk *c, int32_t layer) {
-    struct attention_work work = work_of(c, layer, true);
+void attention_source(struct chunk *c) {
+    struct attention_work work = work_of(c, true);
     work.asks = false;
     work.writes = true;
     grouped_rows(c, &work);
 }
 
-static void gate_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
+static void gate_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct chunk *const c = argument;
     const size_t at = (size_t)row * (size_t)c->attended.width;
     c->kernels->sigmoid_mul(c->attended.f32 + at, c->gate + at, c->attended.width);
@@ -249,30 +218,29 @@ static void gate_item(void *argument, int32_t row, int32_t worker) {
 
 static void attend_to(struct chunk *c, struct attention_work *work) {
     const bool latent = c->config->kv_latent_dim > 0;
-    if (latent) latent_queries(c, work->layer);
+    activation_width(&c->attended, c->config->n_heads * config_out_dim(c->config, c->layer));
+    if (latent) latent_queries(c);
     else grouped_rows(c, work);
     attend(work);
-    profile_mark(&c->profile, work->layer, COLIBRI_PHASE_ATTEND);
-    if (latent) latent_values(c, work->layer);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ATTEND);
+    if (latent) latent_values(c);
     if (c->config->attn_gate) threads_run(c->threads, gate_item, c, c->n, 4 * row_bytes(c->n, c->attended.width));
 }
 
-void attention_layer(struct chunk *c, int32_t layer) {
-    const bool attends = c->config->mixer[layer] == 0;
+void attention_layer(struct chunk *c) {
+    const bool attends = c->config->mixer[c->layer] == 0;
     const struct activation *const given = attends ? &c->attended : &c->delta_out;
-    for (int cross = 0; cross <= (c->model->layers[layer].cross.q.data != NULL); cross++) {
-        struct attention_work work = work_of(c, layer, cross != 0);
+    for (int cross = 0; cross <= (chunk_layer(c)->cross.q.data != NULL); cross++) {
+        struct attention_work work = work_of(c, cross != 0);
         const struct attention_weights *const w = work.weights;
-        const bool q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) ||
-                        type_reads_q8(w->gate.type) || type_reads_q8(w->q_latent.type);
-        product_norm(c, c->x, w->norm, w->norm_bias, c->config->norm_eps, q8, &c->h);
-        profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
+        product_norm(c, c->x, w->norm, w->norm_bias, c->config->norm_eps, w->reads_q8, &c->h);
+        profile_mark(&c->profile, c->layer, COLIBRI_PHASE_NORM);
         if (attends) attend_to(c, &work);
-        else delta_layer(c, layer);
-        if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n);
+        else delta_layer(c);
+        if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n, 1);
         c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
         product_run(c, 1);
-        product_residual(c, w->out_bias, w->post_norm);
-        profile_mark(&c->profile, layer, COLIBRI_PHASE_ATTN_OUT);
+        product_residual(c, (struct residual){.bias = w->out_bias, .norm = w->post_norm});
+        profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ATTN_OUT);
     }
 }

@@ -5,11 +5,10 @@
 
 #include "chunk.h"
 
-/* cos and sin of the chunk's rows, used by every layer. */
-void attention_positions(const struct chunk *chunk);
 /* x += attention(norm(x)), or what else mixes positions in the layer; keys and values of the rows go to the cache, whose
  * positions are reserved. Behind an encoder also x += attention(norm(x)) to the source. */
-void attention_layer(struct chunk *chunk, int32_t layer);
+void attention_layer(struct chunk *chunk);
 /* Keys and values of the source's rows h, for the attention of a later layer to them, go to the cache. */
-void attention_source(struct chunk *chunk, int32_t layer);
+void attention_source(struct chunk *chunk);
+
 #endif

@@ -9,10 +9,7 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
     c->n_sequences = n_sequences + c->first_source;
     c->block_positions = context >= KV_BLOCK ? KV_BLOCK : (context + 15) & ~15;
     c->blocks_per_sequence = (int32_t)(((int64_t)context + KV_BLOCK - 1) / KV_BLOCK);
-    c->key_dim = config_key_dim(config);
-    c->value_dim = config_kv_value_dim(config);
-    c->value_stride = (c->value_dim + 15) & ~15;
-    c->head_bytes = (size_t)c->block_positions * (size_t)(c->key_dim + c->value_stride) * sizeof(float);
+    c->config = config;
     c->block_bytes = c->state_bytes = 0;
     for (int32_t layer = 0; layer < config->n_layers; layer++) {
         size_t *const bytes = config->mixer[layer] == 1 ? &c->state_bytes : &c->block_bytes;
@@ -20,7 +17,7 @@ void cache_layout(struct cache *c, struct arena *arena, const struct config *con
         if (layer < config->n_encoder_layers) continue;
         *bytes += config->mixer[layer] == 1
                       ? config_state_floats(config) * (size_t)config->delta_key_heads * sizeof(float)
-                      : c->head_bytes * (size_t)config->n_kv_heads;
+                      : cache_head_bytes(c, layer) * (size_t)config_kv_heads(config, layer);
     }
     const uint64_t held = (uint64_t)c->n_sequences, n_blocks = held * (uint64_t)c->blocks_per_sequence;
     if (n_blocks > INT32_MAX) arena->overflow = true;
@@ -129,12 +126,12 @@ void cache_fork(struct cache *c, int32_t source, int32_t target) {
 void cache_write(const struct cache *c, int32_t sequence, int32_t layer, int32_t head, int32_t position, const float *key,
                  const float *value) {
     const int32_t block = cache_table(c, sequence)[position / KV_BLOCK], at = position % KV_BLOCK;
-    uint8_t *const base = c->pool + (size_t)block * c->block_bytes;
-    float *const keys = (float *)(void *)(base + cache_key_offset(c, layer, head)) +
-                        (size_t)(at / 16) * (size_t)c->key_dim * 16 + at % 16;
-    float *const values = (float *)(void *)(base + cache_value_offset(c, layer, head)) + (size_t)at * 16;
-    for (int32_t d = 0; d < c->key_dim; d++) keys[(size_t)d * 16] = key[d];
-    for (int32_t d = 0; d < c->value_stride; d++) {
-        values[(size_t)(d / 16 * c->block_positions) * 16 + (size_t)(d % 16)] = d < c->value_dim ? value[d] : 0;
+    const int32_t key_dim = config_key_dim(c->config, layer), value_dim = config_kv_value_dim(c->config, layer);
+    uint8_t *const base = c->pool + (size_t)block * c->block_bytes + cache_key_offset(c, layer, head);
+    float *const keys = (float *)(void *)base + (size_t)(at / 16) * (size_t)key_dim * 16 + at % 16;
+    float *const values = (float *)(void *)(base + cache_key_bytes(c, layer)) + (size_t)at * 16;
+    for (int32_t d = 0; d < key_dim; d++) keys[(size_t)d * 16] = key[d];
+    for (int32_t d = 0; d < ((value_dim + 15) & ~15); d++) {
+        values[(size_t)(d / 16 * c->block_positions) * 16 + (size_t)(d % 16)] = d < value_dim ? value[d] : 0;
     }
 }

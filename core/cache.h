@@ -27,8 +27,8 @@ struct cache {
     int32_t first_source;               /* the source of sequence s is held as sequence first_source + s; 0: there are none */
     int32_t blocks_per_sequence;
     int32_t block_positions;            /* KV_BLOCK, or less if the context is shorter */
-    int32_t key_dim, value_dim, value_stride;
-    size_t head_bytes, block_bytes, state_bytes; /* state_bytes 0: no layer has one */
+    const struct config *config;
+    size_t block_bytes, state_bytes;    /* state_bytes 0: no layer has one */
     size_t layer_offset[CONFIG_MAX_LAYERS]; /* in a block, or in a state */
     uint8_t *pool;                      /* [n_blocks][block_bytes] */
     int32_t *tables;                    /* [n_sequences][blocks_per_sequence] */
@@ -55,16 +55,22 @@ void cache_commit(const struct cache *cache, int32_t sequence, int32_t first, in
 void cache_rewind(struct cache *cache, int32_t sequence, int32_t position);
 /* target becomes a copy of source, with the text that it is made from, if there is one. */
 void cache_fork(struct cache *cache, int32_t source, int32_t target);
-/* Writes key [key_dim] and value [value_dim] of one layer, head and reserved position. */
+/* Writes key and value of one layer, head and reserved position. */
 void cache_write(const struct cache *cache, int32_t sequence, int32_t layer, int32_t head, int32_t position,
                  const float *key, const float *value);
 
-static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, int32_t head) {
-    return cache->layer_offset[layer] + (size_t)head * cache->head_bytes;
+/* Bytes of a block's keys of one head, and with its values. */
+static inline size_t cache_key_bytes(const struct cache *cache, int32_t layer) {
+    return (size_t)cache->block_positions * (size_t)config_key_dim(cache->config, layer) * sizeof(float);
 }
 
-static inline size_t cache_value_offset(const struct cache *cache, int32_t layer, int32_t head) {
-    return cache_key_offset(cache, layer, head) + (size_t)cache->block_positions * (size_t)cache->key_dim * sizeof(float);
+static inline size_t cache_head_bytes(const struct cache *cache, int32_t layer) {
+    const size_t value_stride = ((size_t)config_kv_value_dim(cache->config, layer) + 15) & ~(size_t)15;
+    return cache_key_bytes(cache, layer) + (size_t)cache->block_positions * value_stride * sizeof(float);
+}
+
+static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, int32_t head) {
+    return cache->layer_offset[layer] + (size_t)head * cache_head_bytes(cache, layer);
 }
 
 static inline const int32_t *cache_table(const struct cache *cache, int32_t sequence) {

@@ -2,8 +2,7 @@
 #include "chunk.h"
 
 static void activation_layout(struct activation *a, struct arena *arena, uint64_t rows, int32_t width, bool f32) {
-    a->width = width;
-    a->q8_bytes = q8_row_bytes((size_t)width);
+    activation_width(a, width);
     a->f32 = f32 ? arena_take(arena, rows, (uint64_t)width * sizeof *a->f32) : NULL;
     a->q8 = arena_take(arena, rows, a->q8_bytes);
 }
@@ -13,13 +12,21 @@ static int32_t larger(int32_t a, int32_t b) {
 }
 
 static void attention_buffers(struct chunk *k, struct arena *arena, const struct config *c, const colibri_params *p, uint64_t rows) {
-    const uint64_t heads = (uint64_t)c->n_heads, key_bytes = (uint64_t)config_key_dim(c) * sizeof(float);
+    int32_t key_dim = 0, value_dim = 0, out_dim = 0, kv_width = 0, parts = INT32_MAX;
+    for (int32_t layer = 0; layer < c->n_layers; layer++) {
+        key_dim = larger(key_dim, config_key_dim(c, layer));
+        value_dim = larger(value_dim, config_kv_value_dim(c, layer));
+        out_dim = larger(out_dim, config_out_dim(c, layer));
+        kv_width = larger(kv_width, config_kv_heads(c, layer) * config_key_dim(c, layer));
+        if (chunk_attend_parts(c, layer) < parts) parts = chunk_attend_parts(c, layer);
+    }
+    const uint64_t heads = (uint64_t)c->n_heads, key_bytes = (uint64_t)key_dim * sizeof(float);
     const bool latent = c->kv_latent_dim > 0;
     k->q = arena_take(arena, rows, heads * key_bytes);
-    k->k = arena_take(arena, rows, (uint64_t)c->n_kv_heads * key_bytes);
-    k->v = latent ? NULL : arena_take(arena, rows, (uint64_t)c->n_kv_heads * key_bytes);
+    k->k = arena_take(arena, rows, (uint64_t)kv_width * sizeof(float));
+    k->v = latent ? NULL : arena_take(arena, rows, (uint64_t)kv_width * sizeof(float));
     k->gate = arena_take(arena, c->attn_gate ? rows : 0, heads * key_bytes);
-    activation_layout(&k->attended, arena, rows, c->n_heads * config_out_dim(c), false);
+    activation_layout(&k->attended, arena, rows, c->n_heads * out_dim, false);
     k->attended.f32 = k->q;
     if (latent) {
         k->attended.f32 = arena_take(arena, rows, heads * (uint64_t)larger(c->head_dim, c->value_dim) * sizeof(float));
@@ -28,9 +35,9 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
     }
     k->partials = NULL;
     k->partial_blocks = (p->context - 1) / KV_BLOCK + 1;
-    if (p->threads == 1 || chunk_attend_parts(c) >= 2 * p->threads || k->partial_blocks == 1) return;
+    if (p->threads == 1 || parts >= 2 * p->threads || k->partial_blocks == 1) return;
     const uint64_t split = (uint64_t)(rows < ATTEND_SPLIT ? rows : ATTEND_SPLIT) * heads;
-    k->partials = arena_take(arena, split * (uint64_t)k->partial_blocks, attend_partial_floats(config_kv_value_dim(c)) * sizeof(float));
+    k->partials = arena_take(arena, split * (uint64_t)k->partial_blocks, attend_partial_floats(value_dim) * sizeof(float));
 }
 
 static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads) {
@@ -64,6 +71,8 @@ void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *mod
     k->rope_sine = arena_take(arena, rows, half * sizeof(float));
     k->x = arena_take(arena, rows, (uint64_t)c->n_embd * sizeof(float));
     activation_layout(&k->h, arena, rows, c->n_embd, true);
+    k->side = (struct activation){.width = c->n_embd, .stride = (size_t)c->n_embd};
+    k->side.f32 = arena_take(arena, c->parallel_dense ? rows : 0, (uint64_t)c->n_embd * sizeof(float));
     k->products = arena_take(arena, (uint64_t)larger(4, c->kv_latent_dim ? c->n_heads : 0), sizeof *k->products);
     k->output_rows = arena_take(arena, rows, sizeof *k->output_rows);
     k->outputs = arena_take(arena, rows, sizeof *k->outputs);

@@ -12,11 +12,18 @@ enum { ATTEND_SPLIT = 4 }; /* most rows whose attention is shared out by blocks 
 
 /* Rows as matrices of any type read them: f32, and quantised for q8 and q4. */
 struct activation {
-    float *f32;          /* [rows][width]; NULL where no matrix reads it */
+    float *f32;          /* [rows][stride]; NULL where no matrix reads it */
     uint8_t *q8;         /* [rows][q8_bytes] */
     int32_t width;
-    size_t q8_bytes;
+    size_t stride, q8_bytes;
 };
+
+/* Rows of another width in the same memory. */
+static inline void activation_width(struct activation *a, int32_t width) {
+    a->width = width;
+    a->stride = (size_t)width;
+    a->q8_bytes = q8_row_bytes((size_t)width);
+}
 
 /* One feed-forward applied to some rows: a routed expert, the shared one, or the dense one of a layer. */
 struct ffn_group {
@@ -33,13 +40,15 @@ struct chunk {
     struct threads *threads;
     struct cache *cache;
     struct profile profile;
+    int32_t layer;                        /* that the rows are in */
     int32_t n;                            /* rows in use */
     int32_t *ids, *sequences, *positions; /* [n] */
     float *rope_cosine, *rope_sine;       /* [n][rope_sets][rope_dim / 2] */
     float *x;                             /* [n][n_embd] the residual stream */
     struct activation h;                  /* [n][n_embd] what a layer's matrices read: x normalised */
+    struct activation side;               /* [n][n_embd] what a dense feed-forward beside the experts says; f32 only */
     float *q, *k, *v;                     /* [n][heads x key_dim]; v NULL where values are made of a latent in k */
-    struct activation attended;           /* [n][n_heads x width of a value]; takes the place of q, but if values are made of a
+    struct activation attended;           /* [n][n_heads x width of a value of the layer]; takes the place of q, but if values are made of a
                                            * latent: then queries before they enter latent space lie here too */
     struct activation q_latent;           /* [n][q_latent_dim] */
     float *gate;                          /* [n][n_heads x head_dim] whose sigmoid scales `attended` */
@@ -63,14 +72,20 @@ struct chunk {
     float *scratch;                       /* [threads][scratch_floats] what a worker keeps within an item */
     size_t scratch_floats;                /* at least 2 panels of every slot, or of gate and up of every row */
     struct matmul *products;              /* [4, or n_heads where heads have their own] work list */
+    int32_t step;                         /* panels that an item of the work list at hand takes */
     int32_t *output_rows;                 /* [n_outputs] rows whose logits are wanted */
     float **outputs;                      /* [n_outputs] where they go */
     int32_t n_outputs;
 };
 
-/* Where cosines and sines of a row in a layer that rotates begin. */
-static inline size_t chunk_rope_at(const struct config *c, int32_t row, int32_t layer) {
-    return ((size_t)row * (size_t)c->rope_sets + (size_t)c->rope_set[layer]) * (size_t)(c->rope_dim / 2);
+static inline const struct layer *chunk_layer(const struct chunk *chunk) {
+    return &chunk->model->layers[chunk->layer];
+}
+
+/* Where cosines and sines of a row begin, if the layer rotates. */
+static inline size_t chunk_rope_at(const struct chunk *chunk, int32_t row) {
+    const struct config *const c = chunk->config;
+    return ((size_t)row * (size_t)c->rope_sets + (size_t)c->rope_set[chunk->layer]) * (size_t)(c->rope_dim / 2);
 }
 
 static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker) {
@@ -78,8 +93,9 @@ static inline float *chunk_scratch(const struct chunk *chunk, int32_t worker) {
 }
 
 /* Parts that attention to one block is shared out in: key/value heads, and tiles of the query heads that read one. */
-static inline int32_t chunk_attend_parts(const struct config *config) {
-    return config->n_kv_heads * ((config->n_heads / config->n_kv_heads + ATTEND_TILE - 1) / ATTEND_TILE);
+static inline int32_t chunk_attend_parts(const struct config *config, int32_t layer) {
+    const int32_t kv_heads = config_kv_heads(config, layer);
+    return kv_heads * ((config->n_heads / kv_heads + ATTEND_TILE - 1) / ATTEND_TILE);
 }
 
 /* How many rows from `row` on are of its sequence. */

@@ -52,7 +52,7 @@ static int32_t read_record(const uint8_t *data, uint64_t bytes, uint64_t *at, st
     memcpy(&record->count, data + start + 4, 4);
     const uint64_t name_end = start + 8 + (((uint64_t)record->name_bytes + 7) & ~(uint64_t)7);
     const uint64_t value_bytes = ((uint64_t)record->count * 4 + 7) & ~(uint64_t)7;
-    if (name_end > bytes || value_bytes > bytes - name_end) goto damaged;
+    if (data[start + 3] != 0 || name_end > bytes || value_bytes > bytes - name_end) goto damaged;
     record->name = (const char *)data + start + 8;
     record->values = data + name_end;
     *at = name_end + value_bytes;
@@ -122,6 +122,10 @@ static const char *router_fault(const struct config *c) {
     if (c->router_near > 0 && (c->router_score || biased)) return "router_near goes without router_score, router_bias and n_expert_groups";
     if (c->router_score == 2 && biased) return "router_score 2 goes without router_bias and n_expert_groups";
     if (c->router_on_input && !linear) return "router_on_input goes without expert_bias, ffn_ungated, ffn_limit, ffn_cubic and ffn_up_offset";
+    if (c->parallel_dense && (!c->post_norm || c->layer_norm || c->n_ff == 0 || c->n_ff_shared || c->expert_bias)) {
+        return "parallel_dense needs post_norm and n_ff, and goes without layer_norm, n_ff_shared and expert_bias";
+    }
+    if (c->layer_scale && !c->post_norm) return "layer_scale needs post_norm";
     return group_fault(c);
 }
 
@@ -133,7 +137,8 @@ static const char *latent_fault(const struct config *c) {
     if (c->value_dim == 0) return "kv_latent_dim needs a value_dim";
     if (c->rope_dim == c->head_dim) return "kv_latent_dim needs a head_dim above rope_dim";
     if (c->rope_dim + c->kv_latent_dim > 1024) return "rope_dim and kv_latent_dim make more than 1024";
-    return c->qk_norm || c->qkv_clip > 0 || c->attn_qkv_bias ? "kv_latent_dim goes without qk_norm, qkv_clip and attn_qkv_bias" : NULL;
+    const bool more = c->qk_norm || c->value_norm || c->qkv_clip > 0 || c->attn_qkv_bias;
+    return more ? "kv_latent_dim goes without qk_norm, value_norm, qkv_clip and attn_qkv_bias" : NULL;
 }
 
 static const char *encoder_fault(const struct config *c) {
@@ -147,36 +152,51 @@ static const char *encoder_fault(const struct config *c) {
 
 static const char *delta_fault(const struct config *c) {
     bool used = false;
-    const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_key_dim, c->delta_value_dim, c->conv_width};
+    const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_value_dim, c->conv_width, c->delta_key_dim};
     for (int32_t layer = 0; layer < c->n_layers; layer++) used = used || c->mixer[layer] == 1;
     for (int i = 0; i < 5; i++) {
-        if ((sizes[i] > 0) != used) return "mixer 1 goes with delta_heads, delta_key_heads, delta_key_dim, delta_value_dim and conv_width";
+        if ((sizes[i] > 0) == used || (used && i == 4)) continue;
+        return "mixer 1 goes with delta_heads, delta_key_heads, delta_value_dim and conv_width, and delta_key_dim with mixer 1";
     }
+    if (c->delta_key_dim == 0 && c->delta_value_dim > 1) return "delta_value_dim is above 1 but delta_key_dim is 0";
     if (c->attn_gate && c->kv_latent_dim) return "kv_latent_dim goes without attn_gate";
     return used && c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : encoder_fault(c);
+}
+
+/* How heads that differ from layer to layer fit the rest. */
+static const char *head_fault(const struct config *c) {
+    int32_t widest = 0;
+    for (int32_t layer = 0; layer < c->n_layers; layer++) {
+        const int32_t dim = config_head_dim(c, layer), set = c->rope_set[layer];
+        widest = dim > widest ? dim : widest;
+        if (c->n_heads % config_kv_heads(c, layer) != 0) return "n_heads is not a multiple of a layer's key and value heads";
+        if (config_rope_dim(c, layer) % 2 != 0) return "rope_dim, or what a layer's head has of it, is odd";
+        if (set == 2 ? c->kv_latent_dim > 0 : set >= c->rope_sets) return "a layer's rope_set does not fit rope_sets or kv_latent_dim";
+        if ((c->kv_latent_dim || c->n_encoder_layers) && (c->own_head_dim[layer] || c->own_kv_heads[layer])) {
+            return "own_head_dim and own_kv_heads go without kv_latent_dim and n_encoder_layers";
+        }
+    }
+    return c->rope_dim > widest ? "rope_dim is larger than every head" : NULL;
 }
 
 /* How fields must fit together. */
 static int32_t check_relations(const struct config *config, colibri_error *error) {
     const char *fault = NULL;
-    bool dense = false, strange = false;
+    bool dense = false;
     int32_t fewest = INT32_MAX;
     for (int32_t layer = 0; layer < config->n_layers; layer++) {
-        const int32_t set = config->rope_set[layer];
-        strange = strange || (set == 2 ? config->kv_latent_dim > 0 : set >= config->rope_sets);
         if (config->n_experts[layer] == 0) dense = true;
         else if (config->n_experts[layer] < fewest) fewest = config->n_experts[layer];
     }
     if (config->n_vocab_used > config->n_vocab) fault = "n_vocab_used is larger than n_vocab";
-    else if (config->n_heads % config->n_kv_heads != 0) fault = "n_heads is not a multiple of n_kv_heads";
-    else if (config->rope_dim % 2 != 0 || config->rope_dim > config->head_dim) fault = "rope_dim is odd or larger than head_dim";
-    else if (strange) fault = "a layer's rope_set does not fit rope_sets or kv_latent_dim";
     else if (dense && config->n_ff == 0) fault = "a layer is dense but n_ff is 0";
     else if (fewest != INT32_MAX && config->n_ff_expert == 0) fault = "a layer has experts but n_ff_expert is 0";
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) fault = delta_fault(config);
+    else if ((fault = head_fault(config)) == NULL && (fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) {
+        fault = delta_fault(config);
+    }
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

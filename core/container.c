@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+static const uint8_t ZEROS[64] = {0}; /* what reserved bytes are */
 static uint32_t load_u32(const uint8_t *at) {
     uint32_t value;
     memcpy(&value, at, sizeof value);
@@ -60,12 +61,12 @@ static int32_t check_metadata(const char *path, struct container *container, col
     const uint64_t directory = load_u64(head + AT_DIRECTORY);
     const uint32_t n_entries = load_u32(head + AT_ENTRIES);
     FAIL_IF(config_bytes > bytes - HEADER_BYTES || directory != HEADER_BYTES + ((config_bytes + 63) & ~(uint64_t)63) ||
-            directory > bytes || n_entries > (bytes - directory) / CONTAINER_ENTRY_BYTES, error, FORMAT,
-            "'%s': config or directory lie outside the file; it is damaged, convert the model again", path);
+            directory > bytes || n_entries > (bytes - directory) / CONTAINER_ENTRY_BYTES ||
+            memcmp(head + AT_CRC + 4, ZEROS, 16) != 0 || memcmp(head + HEADER_BYTES + config_bytes, ZEROS, -config_bytes & 63) != 0, error,
+            FORMAT, "'%s': config or directory lie outside the file or reserved bytes are not 0; it is damaged, convert it again", path);
     const uint64_t end = directory + (uint64_t)n_entries * CONTAINER_ENTRY_BYTES;
-    const uint8_t zero[4] = {0};
     uint32_t crc = crc32_update(0, head, AT_CRC);
-    crc = crc32_update(crc, zero, sizeof zero);
+    crc = crc32_update(crc, ZEROS, 4);
     crc = crc32_update(crc, head + AT_CRC + 4, end - AT_CRC - 4);
     FAIL_IF(crc != load_u32(head + AT_CRC), error, FORMAT,
             "'%s': checksum of header and directory is %08x, expected %08x; the file is damaged, convert it again", path,
@@ -93,14 +94,16 @@ int32_t container_entry(const struct container *container, uint32_t index, uint6
                         struct container_entry *entry, colibri_error *error) {
     const uint8_t *const at = container->directory + (uint64_t)index * CONTAINER_ENTRY_BYTES;
     memcpy(entry->name, at, CONTAINER_NAME_BYTES);
-    FAIL_IF(entry->name[CONTAINER_NAME_BYTES - 1] != '\0', error, FORMAT,
-            "the name of directory entry %u does not end; the file is damaged", index);
     entry->offset = load_u64(at + 64);
     entry->bytes = load_u64(at + 72);
     entry->rows = load_u32(at + 80);
     entry->cols = load_u32(at + 84);
     entry->kind = at[88];
     memcpy(entry->types, at + 89, 3);
+    const size_t length = strlen(at[63] == 0 ? entry->name : ""), types = entry->kind == KIND_EXPERT ? 3 : entry->kind != KIND_BLOB;
+    FAIL_IF(at[63] != 0 || memcmp(at + length, ZEROS, 64 - length) != 0 || memcmp(at + 89 + types, ZEROS, 3 - types) != 0 ||
+            memcmp(at + 96, ZEROS, 32) != 0, error, FORMAT,
+            "directory entry %u: its name does not end or reserved bytes are not 0; the file is damaged, convert it again", index);
     const uint64_t alignment = entry->kind == KIND_EXPERT ? OS_PAGE : 64, bytes = container->file.bytes;
     FAIL_IF(entry->offset < previous_end || entry->offset % alignment != 0 || entry->offset > bytes ||
             entry->bytes > bytes - entry->offset, error, FORMAT,

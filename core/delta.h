@@ -5,6 +5,6 @@
 #include "chunk.h"
 
 /* From h: what heads with a state give, into delta_out.f32; states of the chunk's sequences go on by its rows. */
-void delta_layer(struct chunk *chunk, int32_t layer);
+void delta_layer(struct chunk *chunk);
 
 #endif

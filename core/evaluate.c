@@ -2,51 +2,59 @@
  * leaves every sequence as it was. */
 #include "session.h"
 
+#include <stdio.h>
 #include <string.h>
 
-static int32_t check_ids(colibri_context *context, const char *name, int32_t index, const int32_t *ids, int32_t n_ids) {
+static int32_t check_ids(colibri_context *context, const char *name, const int32_t *ids, int32_t n_ids) {
     const int32_t n_vocab = context->model->config.n_vocab;
-    FAIL_IF(n_ids < 1 || ids == NULL, &context->error, ARGUMENT, "%s[%d]: expected at least one id, found %d", name, index, n_ids);
     for (int32_t i = 0; i < n_ids; i++) {
-        FAIL_IF(ids[i] < 0 || ids[i] >= n_vocab, &context->error, ARGUMENT, "%s[%d].ids[%d]: expected 0 to %d, found %d", name,
-                index, i, n_vocab - 1, ids[i]);
+        FAIL_IF(ids[i] < 0 || ids[i] >= n_vocab, &context->error, ARGUMENT, "%s[%d]: expected 0 to %d, found %d", name, i,
+                n_vocab - 1, ids[i]);
     }
     return COLIBRI_OK;
 }
 
-static int32_t check_input(colibri_context *context, const colibri_input *in, int32_t index) {
+/* The sequence and the ids of an input, called `name` in messages. */
+static int32_t check_input(colibri_context *context, const colibri_input *in, const char *name) {
+    char part[64];
+    snprintf(part, sizeof part, "%ssequence", name);
+    TRY(status_range(&context->error, part, in->sequence, 0, context->params.max_batch - 1));
+    snprintf(part, sizeof part, "%sids", name);
+    FAIL_IF(in->n_ids < 1 || in->ids == NULL, &context->error, ARGUMENT, "%s: expected at least one id, found %d", part, in->n_ids);
+    return check_ids(context, part, in->ids, in->n_ids);
+}
+
+static int32_t check_target(colibri_context *context, const colibri_input *in, int32_t index) {
     colibri_error *const error = &context->error;
-    const int32_t source = context->cache.first_source;
-    FAIL_IF(in->sequence < 0 || in->sequence >= context->params.max_batch, error, ARGUMENT,
-            "inputs[%d].sequence: expected 0 to %d, found %d", index, context->params.max_batch - 1, in->sequence);
-    FAIL_IF(context->in_batch[in->sequence], error, ARGUMENT, "inputs[%d].sequence: %d is in this batch already", index,
-            in->sequence);
+    char name[32];
+    snprintf(name, sizeof name, "inputs[%d].", index);
+    TRY(check_input(context, in, name));
+    const int32_t source = context->cache.first_source, held = context->cache.lengths[in->sequence];
+    FAIL_IF(context->in_batch[in->sequence], error, ARGUMENT, "%ssequence: %d is in this batch already", name, in->sequence);
     context->in_batch[in->sequence] = true;
-    TRY(check_ids(context, "inputs", index, in->ids, in->n_ids));
     FAIL_IF(source > 0 && context->cache.lengths[source + in->sequence] == 0, error, ARGUMENT,
-            "inputs[%d].sequence: %d has no source, which this model attends to; give it one with colibri_encode", index,
-            in->sequence);
+            "%ssequence: %d has no source, which this model attends to; give it one with colibri_encode", name, in->sequence);
     FAIL_IF(in->n_logits < 0 || in->n_logits > in->n_ids || (in->n_logits > 0 && in->logits == NULL), error, ARGUMENT,
-            "inputs[%d].n_logits: expected 0 to %d and a place for them, found %d", index, in->n_ids, in->n_logits);
-    const int32_t held = context->cache.lengths[in->sequence];
+            "%sn_logits: expected 0 to %d and a place for them, found %d", name, in->n_ids, in->n_logits);
     FAIL_IF(in->n_ids > context->params.context - held, error, CONTEXT,
             "sequence %d holds %d positions and %d more were given, but the context is %d; open the model with a larger "
             "context or shorten the input", in->sequence, held, in->n_ids, context->params.context);
     return COLIBRI_OK;
 }
 
-/* Fills the chunk with the next rows and reserves their positions; *at is the first input that has some left. */
-static void next_chunk(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t *at) {
+/* Fills the chunk with the next rows and reserves their positions; *at is the first input that has some left. Sequence s of
+ * an input is held as sequence `first` + s. */
+static void next_chunk(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t first, int32_t *at) {
     struct chunk *const c = &context->chunk;
     const size_t n_vocab = (size_t)c->config->n_vocab;
     c->n = 0;
     c->n_outputs = 0;
     while (*at < n_inputs && c->n < context->params.chunk) {
         const colibri_input *const in = &inputs[*at];
-        const int32_t end = context->lengths_before[in->sequence] + in->n_ids, position = context->cache.valid[in->sequence];
-        const int32_t room = context->params.chunk - c->n, left = end - position, take = left < room ? left : room;
-        const int32_t *const ids = cache_ids(&context->cache, in->sequence);
-        cache_reserve(&context->cache, in->sequence, take, context->lengths_before[in->sequence]);
+        const int32_t before = context->lengths_before[in->sequence], end = before + in->n_ids, held = first + in->sequence;
+        const int32_t position = context->cache.valid[held], room = context->params.chunk - c->n, left = end - position;
+        const int32_t take = left < room ? left : room, *const ids = cache_ids(&context->cache, held);
+        cache_reserve(&context->cache, held, take, before);
         for (int32_t i = position; i < position + take; i++, c->n++) {
             c->ids[c->n] = ids[i];
             c->sequences[c->n] = in->sequence;
@@ -59,22 +67,43 @@ static void next_chunk(colibri_context *context, const colibri_input *inputs, in
     }
 }
 
-static int32_t run_chunks(colibri_context *context, const colibri_input *inputs, int32_t n_inputs,
+static int32_t run_chunks(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t first,
                           const colibri_observer *observer) {
     struct watch watch = {.observer = observer, .cancelled = &context->cancelled};
     struct chunk *const c = &context->chunk;
+    const int32_t encoder = c->config->n_encoder_layers, n_layers = first > 0 ? encoder : c->config->n_layers - encoder;
     for (int32_t i = 0; i < n_inputs; i++) {
         const int32_t end = context->lengths_before[inputs[i].sequence] + inputs[i].n_ids;
-        watch.total += (uint64_t)(end - context->cache.valid[inputs[i].sequence]) * (uint64_t)(c->config->n_layers - c->config->n_encoder_layers);
+        watch.total += (uint64_t)(end - context->cache.valid[first + inputs[i].sequence]) * (uint64_t)n_layers;
     }
     for (int32_t at = 0; at < n_inputs;) {
-        next_chunk(context, inputs, n_inputs, &at);
-        TRY(forward(c, &watch, &context->error));
+        next_chunk(context, inputs, n_inputs, first, &at);
+        TRY(forward(c, first > 0, &watch, &context->error));
         for (int32_t row = 0; row < c->n; row += chunk_run(c, row)) {
-            cache_commit(c->cache, c->sequences[row], c->positions[row], chunk_run(c, row));
+            cache_commit(c->cache, first + c->sequences[row], c->positions[row], chunk_run(c, row));
         }
     }
     return COLIBRI_OK;
+}
+
+/* Evaluates inputs that are sound, or leaves their sequences as they were. first: as next_chunk has it. */
+static int32_t evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t first,
+                        const colibri_observer *observer) {
+    for (int32_t i = 0; i < n_inputs; i++) {
+        const int32_t held = first + inputs[i].sequence, before = context->cache.lengths[held];
+        context->lengths_before[inputs[i].sequence] = before;
+        memcpy(cache_ids(&context->cache, held) + before, inputs[i].ids, (size_t)inputs[i].n_ids * sizeof *inputs[i].ids);
+    }
+    context->evaluating = true;
+    profile_begin(&context->chunk.profile, context->profile, &context->threads);
+    const int32_t status = run_chunks(context, inputs, n_inputs, first, observer);
+    context->evaluating = false;
+    if (status == COLIBRI_OK) return COLIBRI_OK;
+    atomic_store(&context->cancelled, false); /* a cancellation is spent by the evaluation that it ends */
+    for (int32_t i = 0; i < n_inputs; i++) {
+        cache_rewind(&context->cache, first + inputs[i].sequence, context->lengths_before[inputs[i].sequence]);
+    }
+    return status;
 }
 
 /* Fails while an evaluation of this context runs, which only its own observer can ask in. */
@@ -103,25 +132,9 @@ int32_t colibri_evaluate(colibri_context *context, const colibri_input *inputs, 
     const int32_t most = context->params.max_batch;
     FAIL_IF(inputs == NULL || n_inputs < 1 || n_inputs > most, &context->error, ARGUMENT,
             "n_inputs: expected 1 to %d, found %d", most, inputs == NULL ? 0 : n_inputs);
-    int32_t status = COLIBRI_OK;
-    memset(context->in_batch, 0, (size_t)context->params.max_batch * sizeof *context->in_batch);
-    for (int32_t i = 0; status == COLIBRI_OK && i < n_inputs; i++) status = check_input(context, &inputs[i], i);
-    if (status != COLIBRI_OK) return status;
-    for (int32_t i = 0; i < n_inputs; i++) {
-        const int32_t sequence = inputs[i].sequence, held = context->cache.lengths[sequence];
-        context->lengths_before[sequence] = held;
-        memcpy(cache_ids(&context->cache, sequence) + held, inputs[i].ids, (size_t)inputs[i].n_ids * sizeof *inputs[i].ids);
-    }
-    context->evaluating = true;
-    profile_begin(&context->chunk.profile, context->profile, &context->threads);
-    status = run_chunks(context, inputs, n_inputs, observer);
-    context->evaluating = false;
-    if (status == COLIBRI_OK) return COLIBRI_OK;
-    atomic_store(&context->cancelled, false); /* a cancellation is spent by the evaluation that it ends */
-    for (int32_t i = 0; i < n_inputs; i++) {
-        cache_rewind(&context->cache, inputs[i].sequence, context->lengths_before[inputs[i].sequence]);
-    }
-    return status;
+    memset(context->in_batch, 0, (size_t)most * sizeof *context->in_batch);
+    for (int32_t i = 0; i < n_inputs; i++) TRY(check_target(context, &inputs[i], i));
+    return evaluate(context, inputs, n_inputs, 0, observer);
 }
 
 int32_t colibri_run_inference(colibri_context *context, const int32_t *input_ids, int32_t n_ids, float *logits) {
@@ -137,21 +150,15 @@ const colibri_error *colibri_last_error(const colibri_context *context) {
     return context == NULL ? NULL : &context->error;
 }
 
-static int32_t check_sequence(const colibri_context *context, const char *name, int32_t sequence, colibri_error *error) {
-    if (sequence >= 0 && sequence < context->params.max_batch) return COLIBRI_OK;
-    return status_fail(error, COLIBRI_ERROR_ARGUMENT, "%s: expected 0 to %d, found %d", name, context->params.max_batch - 1,
-                       sequence);
-}
-
 int32_t colibri_position(const colibri_context *context, int32_t sequence) {
     if (context == NULL) return COLIBRI_ERROR_ARGUMENT;
-    TRY(check_sequence(context, "sequence", sequence, NULL));
+    TRY(status_range(NULL, "sequence", sequence, 0, context->params.max_batch - 1));
     return context->cache.lengths[sequence];
 }
 
 int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t position) {
     TRY(check_idle(context));
-    TRY(check_sequence(context, "sequence", sequence, &context->error));
+    TRY(status_range(&context->error, "sequence", sequence, 0, context->params.max_batch - 1));
     FAIL_IF(position < 0 || position > context->cache.lengths[sequence], &context->error, ARGUMENT,
             "position: expected 0 to %d (what sequence %d holds), found %d", context->cache.lengths[sequence], sequence,
             position);
@@ -161,45 +168,26 @@ int32_t colibri_rewind(colibri_context *context, int32_t sequence, int32_t posit
 
 int32_t colibri_fork(colibri_context *context, int32_t source, int32_t target) {
     TRY(check_idle(context));
-    TRY(check_sequence(context, "source", source, &context->error));
-    TRY(check_sequence(context, "target", target, &context->error));
+    TRY(status_range(&context->error, "source", source, 0, context->params.max_batch - 1));
+    TRY(status_range(&context->error, "target", target, 0, context->params.max_batch - 1));
     cache_fork(&context->cache, source, target);
     return COLIBRI_OK;
 }
 
 int32_t colibri_encode(colibri_context *context, int32_t sequence, const int32_t *ids, int32_t n_ids, const colibri_observer *observer) {
     TRY(check_idle(context));
-    struct chunk *const c = &context->chunk;
-    colibri_error *const error = &context->error;
-    const int32_t n_layers = c->config->n_encoder_layers;
+    const struct colibri_input input = {.sequence = sequence, .n_ids = n_ids, .ids = ids};
     const int32_t most = context->params.chunk < context->params.context ? context->params.chunk : context->params.context;
-    FAIL_IF(n_layers == 0, error, ARGUMENT, "the model has no encoder: give the ids to colibri_evaluate");
-    TRY(check_sequence(context, "sequence", sequence, error));
-    FAIL_IF(context->cache.lengths[sequence] > 0, error, ARGUMENT,
+    const int32_t first = context->cache.first_source;
+    FAIL_IF(first == 0, &context->error, ARGUMENT, "the model has no encoder: give the ids to colibri_evaluate");
+    TRY(check_input(context, &input, ""));
+    FAIL_IF(context->cache.lengths[sequence] > 0, &context->error, ARGUMENT,
             "sequence %d holds %d positions made from another source; rewind it to 0 first", sequence, context->cache.lengths[sequence]);
-    TRY(check_ids(context, "source", sequence, ids, n_ids));
-    FAIL_IF(n_ids > most, error, CONTEXT,
+    FAIL_IF(n_ids > most, &context->error, CONTEXT,
             "the source has %d tokens, but is evaluated at once and context and chunk allow %d; open the model with larger ones or "
             "shorten it", n_ids, most);
-    const int32_t source = context->cache.first_source + sequence;
-    cache_rewind(&context->cache, source, 0);
-    cache_reserve(&context->cache, source, n_ids, 0);
-    c->n = n_ids;
-    c->n_outputs = 0;
-    for (int32_t i = 0; i < n_ids; i++) {
-        c->ids[i] = ids[i];
-        c->sequences[i] = sequence;
-        c->positions[i] = i;
-    }
-    struct watch watch = {observer, &context->cancelled, 0, (uint64_t)n_ids * (uint64_t)n_layers};
-    context->evaluating = true;
-    profile_begin(&c->profile, context->profile, &context->threads);
-    const int32_t status = forward_source(c, &watch, error);
-    context->evaluating = false;
-    if (status == COLIBRI_OK) return COLIBRI_OK;
-    atomic_store(&context->cancelled, false);
-    cache_rewind(&context->cache, source, 0);
-    return status;
+    cache_rewind(&context->cache, first + sequence, 0);
+    return evaluate(context, &input, 1, first, observer);
 }
 
 int32_t colibri_sample(colibri_context *context, const float *logits, const colibri_sampling *sampling,
@@ -211,11 +199,7 @@ int32_t colibri_sample(colibri_context *context, const float *logits, const coli
             error, ARGUMENT,
             "colibri_sample: expected logits, sampling, a place for the id, and history if n_history is not 0");
     TRY(sample_check(sampling, error));
-    for (int32_t i = 0; i < n_history; i++) {
-        if (history[i] >= 0 && history[i] < config->n_vocab) continue;
-        return status_fail(error, COLIBRI_ERROR_ARGUMENT, "history[%d]: expected 0 to %d, found %d", i, config->n_vocab - 1,
-                           history[i]);
-    }
+    TRY(check_ids(context, "history", history, n_history));
     return sample_draw(&context->sampler, context->model->kernels, logits, config->n_vocab_used, sampling,
                        history, n_history, position, id, error);
 }

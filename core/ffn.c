@@ -10,11 +10,6 @@
 
 enum { STEP_MAX = 16 };
 
-struct ffn_list {
-    struct chunk *chunk;
-    int32_t layer, step; /* panels of an item */
-};
-
 /* As product_step, but `rows` rows of an item's panels must fit into the scratch; at least 2 do. */
 static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows) {
     const int64_t room = (int64_t)c->scratch_floats / (rows * PANEL_ROWS) & ~(int64_t)1;
@@ -29,10 +24,9 @@ static const float *biases_of(const struct layer *layer, const struct ffn_group 
 }
 
 /* Biases and activation of gate and up of one row from a column on, as the type of down reads it. */
-static void activate(const struct ffn_list *list, const struct ffn_group *group, int32_t row, float *gate, float *up,
-                     int32_t from, int32_t count) {
-    const struct chunk *const c = list->chunk;
-    const struct layer *const layer = &c->model->layers[list->layer];
+static void activate(const struct chunk *c, const struct ffn_group *group, int32_t row, float *gate, float *up, int32_t from,
+                     int32_t count) {
+    const struct layer *const layer = chunk_layer(c);
     const size_t slot = (size_t)(group->first_slot + row);
     const float *const gate_bias = biases_of(layer, group, layer->gate_bias, group->weights->gate.rows);
     const float *const up_bias = biases_of(layer, group, layer->up_bias, group->weights->gate.rows);
@@ -46,35 +40,30 @@ static void activate(const struct ffn_list *list, const struct ffn_group *group,
         c->kernels->quantize(gate, group->weights->gate.rows, from / Q8_GROUP, (count + Q8_GROUP - 1) / Q8_GROUP,
                              c->inner.q8 + slot * c->inner.q8_bytes);
     } else {
-        memcpy(c->inner.f32 + slot * (size_t)c->inner.width + from, gate, (size_t)count * sizeof *gate);
+        memcpy(c->inner.f32 + slot * c->inner.stride + from, gate, (size_t)count * sizeof *gate);
     }
 }
 
 /* A few panels of gate and up of one group. Steps are even, so a q8 group of 32 never spans two items. */
 static void inner_item(void *argument, int32_t item, int32_t worker) {
-    const struct ffn_list *const list = argument;
-    const struct chunk *const c = list->chunk;
+    const struct chunk *const c = argument;
     const struct ffn_group *group = c->groups;
-    int32_t items;
-    while (item >= (items = (matrix_panels(&group->weights->gate) + list->step - 1) / list->step)) {
-        item -= items;
-        group++;
-    }
+    for (int32_t items; item >= (items = (matrix_panels(&group->weights->gate) + c->step - 1) / c->step); group++) item -= items;
     const uint64_t start = profile_ticks(&c->profile);
     const struct ffn_weights *const w = group->weights;
-    const int32_t panels = matrix_panels(&w->gate), first = item * list->step, width = list->step * PANEL_ROWS;
+    const int32_t panels = matrix_panels(&w->gate), first = item * c->step, width = c->step * PANEL_ROWS;
     float *const scratch = chunk_scratch(c, worker);
     struct matmul gate = product(&w->gate, &c->h, group->rows, group->n, scratch, (size_t)width);
     struct matmul up = product(&w->up, &c->h, group->rows, group->n, scratch + (size_t)group->n * (size_t)width, (size_t)width);
     gate.y_panel = up.y_panel = gate.first_panel = up.first_panel = first;
-    gate.n_panels = up.n_panels = panels - first < list->step ? panels - first : list->step;
+    gate.n_panels = up.n_panels = panels - first < c->step ? panels - first : c->step;
     c->kernels->matmul[w->gate.type](&gate);
     if (w->up.data != NULL) c->kernels->matmul[w->up.type](&up);
     const int32_t from = first * PANEL_ROWS, left = w->gate.rows - from, count = left < width ? left : width;
     for (int32_t i = 0; i < group->n; i++) {
-        activate(list, group, i, gate.y + (size_t)i * (size_t)width, up.y + (size_t)i * (size_t)width, from, count);
+        activate(c, group, i, gate.y + (size_t)i * (size_t)width, up.y + (size_t)i * (size_t)width, from, count);
     }
-    if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
+    if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
 }
 
 /* x += what the feed-forward of one row says for `count` columns from `from` on; outputs [slots][width]. What is normalised
@@ -105,36 +94,31 @@ static void combine(const struct chunk *c, int32_t row, const float *outputs, in
 
 /* A few panels of down of every group. */
 static void down_item(void *argument, int32_t item, int32_t worker) {
-    const struct ffn_list *const list = argument;
-    const struct chunk *const c = list->chunk;
+    const struct chunk *const c = argument;
     const int32_t n_embd = c->config->n_embd, panels = (n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
-    const int32_t first = item * list->step, width = list->step * PANEL_ROWS, from = first * PANEL_ROWS;
+    const int32_t first = item * c->step, width = c->step * PANEL_ROWS, from = first * PANEL_ROWS;
     const int32_t count = n_embd - from < width ? n_embd - from : width;
     float *const outputs = chunk_scratch(c, worker);
     for (int32_t g = 0; g < c->n_groups; g++) {
         const struct ffn_group *const group = &c->groups[g];
         const uint64_t start = profile_ticks(&c->profile);
         const size_t slot = (size_t)group->first_slot;
-        const struct activation inner = {
-            .f32 = c->inner.f32 == NULL ? NULL : c->inner.f32 + slot * (size_t)c->inner.width,
-            .q8 = c->inner.q8 + slot * c->inner.q8_bytes,
-            .width = c->inner.width,
-            .q8_bytes = c->inner.q8_bytes,
-        };
+        struct activation inner = c->inner;
+        inner.q8 += slot * inner.q8_bytes;
+        if (inner.f32 != NULL) inner.f32 += slot * inner.stride;
         struct matmul m = product(&group->weights->down, &inner, NULL, group->n, outputs + slot * (size_t)width, (size_t)width);
         m.y_panel = m.first_panel = first;
-        m.n_panels = panels - first < list->step ? panels - first : list->step;
+        m.n_panels = panels - first < c->step ? panels - first : c->step;
         c->kernels->matmul[m.w->type](&m);
-        const struct layer *const layer = &c->model->layers[list->layer];
-        const float *const bias = biases_of(layer, group, layer->down_bias, n_embd);
+        const float *const bias = biases_of(chunk_layer(c), group, chunk_layer(c)->down_bias, n_embd);
         for (int32_t i = 0; bias != NULL && i < group->n; i++) c->kernels->add(m.y + (size_t)i * (size_t)width, bias + from, count);
-        if (group->expert >= 0) profile_expert(&c->profile, list->layer, group->expert, start);
+        if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
     }
-    const bool experts = c->config->n_experts[list->layer] > 0;
+    const bool experts = c->groups[0].expert >= 0;
     for (int32_t row = 0; row < c->n; row++) combine(c, row, outputs, width, from, count, experts);
 }
 
-static void run_groups(struct chunk *c, int32_t layer) {
+void ffn_experts(struct chunk *c) {
     int64_t panels = 0, most_rows = 1, slots = 0;
     int32_t items = 0;
     uint64_t inner_bytes = 0, down_bytes = 0;
@@ -146,26 +130,19 @@ static void run_groups(struct chunk *c, int32_t layer) {
         inner_bytes += 2 * product_bytes(&group->weights->gate, group->n);
         down_bytes += product_bytes(&group->weights->down, group->n);
     }
-    struct ffn_list inner = {c, layer, fitting_step(c, panels, 2 * most_rows)};
-    for (int32_t g = 0; g < c->n_groups; g++) {
-        items += (matrix_panels(&c->groups[g].weights->gate) + inner.step - 1) / inner.step;
-    }
-    threads_run(c->threads, inner_item, &inner, items, inner_bytes);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_GATE_UP);
+    c->step = fitting_step(c, panels, 2 * most_rows);
+    for (int32_t g = 0; g < c->n_groups; g++) items += (matrix_panels(&c->groups[g].weights->gate) + c->step - 1) / c->step;
+    threads_run(c->threads, inner_item, c, items, inner_bytes);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_GATE_UP);
 
     const int32_t down_panels = (c->config->n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
-    struct ffn_list down = {c, layer, fitting_step(c, down_panels, slots)};
-    threads_run(c->threads, down_item, &down, (down_panels + down.step - 1) / down.step, down_bytes);
-    if (c->config->post_norm) product_residual(c, NULL, c->model->layers[layer].ffn_post_norm);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_DOWN);
+    c->step = fitting_step(c, down_panels, slots);
+    threads_run(c->threads, down_item, c, (down_panels + c->step - 1) / c->step, down_bytes);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
 }
 
-void ffn_dense(struct chunk *c, int32_t layer) {
-    c->groups[0] = (struct ffn_group){&c->model->layers[layer].dense, NULL, c->n, 0, -1};
+void ffn_dense(struct chunk *c) {
+    c->groups[0] = (struct ffn_group){&chunk_layer(c)->dense, NULL, c->n, 0, -1};
     c->n_groups = 1;
-    run_groups(c, layer);
-}
-
-void ffn_experts(struct chunk *c, int32_t layer) {
-    run_groups(c, layer);
+    ffn_experts(c);
 }

@@ -5,8 +5,8 @@
 #include "chunk.h"
 
 /* x += ffn(h) for a layer without experts. */
-void ffn_dense(struct chunk *chunk, int32_t layer);
+void ffn_dense(struct chunk *chunk);
 /* x += the weighted outputs of the experts that router_layer chose, plus the shared expert. */
-void ffn_experts(struct chunk *chunk, int32_t layer);
+void ffn_experts(struct chunk *chunk);
 
 #endif

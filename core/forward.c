@@ -23,17 +23,17 @@ static int32_t report_layer(const struct chunk *c, struct watch *watch, colibri_
     return COLIBRI_OK;
 }
 
-static int32_t report_routing(const struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error) {
+static int32_t report_routing(const struct chunk *c, const struct watch *watch, colibri_error *error) {
     const colibri_observer *const o = watch->observer;
     for (int32_t i = 0; i < c->config->n_experts_used; i++) {
-        TRACE("layer %d position %d: expert %d weight %.4f", layer, c->positions[0], c->experts[i],
+        TRACE("layer %d position %d: expert %d weight %.4f", c->layer, c->positions[0], c->experts[i],
               (double)c->expert_weights[i]);
     }
     if (o == NULL || o->routing == NULL) return COLIBRI_OK;
     const colibri_routing routing = {
-        .layer = layer,
+        .layer = c->layer,
         .n_rows = c->n,
-        .n_experts = c->config->n_experts[layer],
+        .n_experts = c->config->n_experts[c->layer],
         .n_experts_used = c->config->n_experts_used,
         .sequences = c->sequences,
         .positions = c->positions,
@@ -44,37 +44,52 @@ static int32_t report_routing(const struct chunk *c, int32_t layer, const struct
     return o->routing(o->user, &routing) == 0 ? COLIBRI_OK : cancelled(error);
 }
 
-static void embed_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
+/* A row's embedding, with its sinusoids, and the cosines and sines that layers rotate by. */
+static void embed_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct chunk *const c = argument;
-    float *const x = c->x + (size_t)row * (size_t)c->config->n_embd;
+    const struct config *const config = c->config;
+    const int32_t half = config->n_embd / 2, angles = config->rope_sets * (config->rope_dim / 2);
+    const size_t at = (size_t)row * (size_t)config->n_embd, angle = (size_t)row * (size_t)angles;
+    float *const x = c->x + at, *const sines = c->h.f32 + at;
+    rope_table(c->model->rope_inv_freq, angles, c->positions[row], config->rope_scale, c->rope_cosine + angle, c->rope_sine + angle);
     c->kernels->read_row(&c->model->embedding, c->ids[row], x);
-    const int32_t half = c->config->n_embd / 2;
-    float *const sines = c->h.f32 + (size_t)row * (size_t)c->config->n_embd;
-    if (c->config->embed_scale != 1) c->kernels->add_scaled(x, x, c->config->embed_scale - 1, c->config->n_embd);
-    if (c->config->sinusoids == 0) return;
-    rope_table(c->model->position_freq, half, c->positions[row] + c->config->sinusoids, 1, sines + half, sines);
-    c->kernels->add(x, sines, c->config->n_embd);
+    if (config->embed_scale != 1) c->kernels->add_scaled(x, x, config->embed_scale - 1, config->n_embd);
+    if (config->sinusoids == 0) return;
+    rope_table(c->model->position_freq, half, c->positions[row] + config->sinusoids, 1, sines + half, sines);
+    c->kernels->add(x, sines, config->n_embd);
 }
 
-static int32_t feed_forward(struct chunk *c, int32_t layer, const struct watch *watch, colibri_error *error) {
-    const struct layer *const weights = &c->model->layers[layer];
-    product_norm(c, c->x, weights->ffn_norm, weights->ffn_norm_bias, c->config->norm_eps, weights->ffn_reads_q8, &c->h);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_NORM);
-    if (c->config->n_experts[layer] == 0) {
-        ffn_dense(c, layer);
-        return COLIBRI_OK;
+static int32_t route(struct chunk *c, const struct watch *watch, colibri_error *error) {
+    router_layer(c);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
+    TRY(report_routing(c, watch, error));
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
+    return COLIBRI_OK;
+}
+
+static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_error *error) {
+    const struct layer *const w = chunk_layer(c);
+    const float eps = c->config->norm_eps;
+    const bool routed = c->config->n_experts[c->layer] > 0, both = routed && c->config->parallel_dense;
+    product_norm(c, c->x, w->ffn_norm, w->ffn_norm_bias, eps, w->ffn_reads_q8, &c->h);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_NORM);
+    if (!routed || both) ffn_dense(c);
+    if (both) {
+        product_norm(c, c->h.f32, w->dense_post_norm, NULL, eps, false, &c->side);
+        product_norm(c, c->x, w->router_norm, NULL, eps, false, &c->h);
     }
-    router_layer(c, layer);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_ROUTER);
-    TRY(report_routing(c, layer, watch, error));
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_OBSERVER);
-    ffn_experts(c, layer);
+    if (routed) TRY(route(c, watch, error));
+    if (both) product_norm(c, c->x, w->expert_norm, NULL, eps, w->ffn_reads_q8, &c->h);
+    if (routed) ffn_experts(c);
+    if (!c->config->post_norm) return COLIBRI_OK;
+    product_residual(c, (struct residual){.inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
+                                          .side = both ? c->side.f32 : NULL, .scale = w->scale});
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
     return COLIBRI_OK;
 }
 
 /* Rows whose logits are wanted are moved to the front of h, normalised, and meet the output head. */
-static void output_head(const struct chunk *c) {
+static void output_head(struct chunk *c) {
     const colibri_model *const model = c->model;
     if (c->n_outputs == 0) return;
     for (int32_t i = 0; i < c->n_outputs; i++) {
@@ -82,7 +97,7 @@ static void output_head(const struct chunk *c) {
         product_norm_row(c, c->h.f32 + (size_t)i * width, c->x + (size_t)c->output_rows[i] * width, model->output_norm,
                          model->output_norm_bias, c->config->n_embd, c->config->norm_eps);
     }
-    if (type_reads_q8(model->output.type)) product_quantize(c, &c->h, c->n_outputs);
+    if (type_reads_q8(model->output.type)) product_quantize(c, &c->h, c->n_outputs, 1);
     c->products[0] = product(&model->output, &c->h, NULL, c->n_outputs, NULL, 0);
     c->products[0].y_rows = c->outputs;
     product_run(c, 1);
@@ -103,33 +118,31 @@ static int32_t check_logits(const struct chunk *c, colibri_error *error) {
     return COLIBRI_OK;
 }
 
-/* Embeddings, then the layers from the first one to the one before `end`. */
-static int32_t run_layers(struct chunk *c, int32_t first, int32_t end, struct watch *watch, colibri_error *error) {
-    threads_run(c->threads, embed_item, c, c->n, 4 * row_bytes(c->n, c->config->n_embd));
-    attention_positions(c);
-    profile_mark(&c->profile, c->config->n_layers, COLIBRI_PHASE_EMBED);
-    for (int32_t layer = first; layer < end; layer++) {
-        TRACE("layer %d: %d rows, attention, %s", layer, c->n, c->config->n_experts[layer] ? "experts" : "dense");
-        attention_layer(c, layer);
-        TRY(feed_forward(c, layer, watch, error));
+/* What a source has become turns into keys and values of every layer that attends to it. */
+static void hand_over(struct chunk *c, int32_t first) {
+    bool q8 = false;
+    for (c->layer = first; c->layer < c->config->n_layers; c->layer++) q8 = q8 || chunk_layer(c)->cross.reads_q8;
+    product_norm(c, c->x, c->model->encoder_norm, c->model->encoder_norm_bias, c->config->norm_eps, q8, &c->h);
+    for (c->layer = first; c->layer < c->config->n_layers; c->layer++) attention_source(c);
+}
+
+int32_t forward(struct chunk *c, bool source, struct watch *watch, colibri_error *error) {
+    const int32_t n_layers = c->config->n_layers, encoder = c->config->n_encoder_layers, end = source ? encoder : n_layers;
+    threads_run(c->threads, embed_item, c, c->n, row_bytes(c->n, 4 * (int64_t)c->config->n_embd + 32 * c->config->rope_dim));
+    profile_mark(&c->profile, n_layers, COLIBRI_PHASE_EMBED);
+    for (c->layer = source ? 0 : encoder; c->layer < end; c->layer++) {
+        TRACE("layer %d: %d rows, attention, %s", c->layer, c->n, c->config->n_experts[c->layer] ? "experts" : "dense");
+        attention_layer(c);
+        TRY(feed_forward(c, watch, error));
         TRY(report_layer(c, watch, error));
-        profile_mark(&c->profile, layer, COLIBRI_PHASE_OBSERVER);
+        profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
     }
-    return COLIBRI_OK;
-}
-
-int32_t forward_source(struct chunk *c, struct watch *watch, colibri_error *error) {
-    const int32_t end = c->config->n_encoder_layers;
-    TRY(run_layers(c, 0, end, watch, error));
-    product_norm(c, c->x, c->model->encoder_norm, c->model->encoder_norm_bias, c->config->norm_eps, true, &c->h);
-    for (int32_t layer = end; layer < c->config->n_layers; layer++) attention_source(c, layer);
-    return COLIBRI_OK;
-}
-
-int32_t forward(struct chunk *c, struct watch *watch, colibri_error *error) {
-    TRY(run_layers(c, c->config->n_encoder_layers, c->config->n_layers, watch, error));
+    if (source) {
+        hand_over(c, encoder);
+        return COLIBRI_OK;
+    }
     output_head(c);
     const int32_t status = check_logits(c, error);
-    profile_mark(&c->profile, c->config->n_layers, COLIBRI_PHASE_OUTPUT);
+    profile_mark(&c->profile, n_layers, COLIBRI_PHASE_OUTPUT);
     return status;
 }

@@ -11,9 +11,8 @@ struct watch {
     uint64_t done, total;             /* rows x layers */
 };
 
-/* Evaluates the chunk's rows, whose cache positions are reserved, and writes the logits that are wanted. */
-int32_t forward(struct chunk *chunk, struct watch *watch, colibri_error *error);
-/* Evaluates the chunk's rows, which are one whole source, and writes what later layers attend to into the cache. */
-int32_t forward_source(struct chunk *chunk, struct watch *watch, colibri_error *error);
+/* Evaluates the chunk's rows, whose cache positions are reserved, and writes the logits that are wanted; or, where they are
+ * one whole source, what later layers attend to, into the cache. */
+int32_t forward(struct chunk *chunk, bool source, struct watch *watch, colibri_error *error);
 
 #endif

@@ -7,54 +7,29 @@
 
 #include <string.h>
 
-struct head_list {
-    const struct chunk *chunk;
-    const struct matrix *w; /* [n_heads] */
-    const float *x;
-    size_t x_stride;
-};
-
-static void quantize_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
-    const struct head_list *const list = argument;
-    const struct chunk *const c = list->chunk;
-    const size_t n_heads = (size_t)c->config->n_heads, first = (size_t)row * n_heads;
-    for (size_t h = 0; h < n_heads; h++) {
-        const int32_t cols = list->w[h].cols;
-        if (!type_reads_q8(list->w[h].type)) continue;
-        c->kernels->quantize(list->x + (first + h) * list->x_stride, cols, 0, (int32_t)q8_groups((size_t)cols),
-                             c->head_q8 + (first + h) * q8_row_bytes((size_t)cols));
-    }
-}
-
 /* Each head's own matrix w[h] times its x: from [n][n_heads][x_width] to [n][n_heads][y_width]. */
-static void multiply_heads(const struct chunk *c, const struct matrix *w, float *x, int32_t x_width, float *y, int32_t y_width) {
+static void multiply_heads(struct chunk *c, const struct matrix *w, float *x, int32_t x_width, float *y, int32_t y_width) {
     const int32_t n_heads = c->config->n_heads;
     const size_t q8_bytes = q8_row_bytes((size_t)w->cols);
-    struct head_list list = {c, w, x, (size_t)x_width};
-    threads_run(c->threads, quantize_item, &list, c->n, 2 * row_bytes(c->n, (int64_t)n_heads * w->cols));
+    const struct activation heads = {x, c->head_q8, w->cols, (size_t)x_width, q8_bytes};
+    bool q8 = false;
     for (int32_t h = 0; h < n_heads; h++) {
-        const struct activation head = {x + h * x_width, c->head_q8 + (size_t)h * q8_bytes, n_heads * x_width,
-                                        (size_t)n_heads * q8_bytes};
+        const struct activation head = {x + h * x_width, c->head_q8 + (size_t)h * q8_bytes, w->cols,
+                                        (size_t)(n_heads * x_width), (size_t)n_heads * q8_bytes};
         c->products[h] = product(&w[h], &head, NULL, c->n, y + h * y_width, (size_t)(n_heads * y_width));
+        q8 = q8 || type_reads_q8(w[h].type);
     }
+    if (q8) product_quantize(c, &heads, c->n, n_heads);
     product_run(c, n_heads);
 }
 
-struct latent_work {
-    const struct chunk *chunk;
-    int32_t layer;
-};
-
 /* Rotates the leading elements of a row's queries and key, norms its latent, and writes both to the cache. */
-static void prepare_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
-    const struct latent_work *const work = argument;
-    const struct chunk *const c = work->chunk;
+static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
+    const struct chunk *const c = argument;
     const struct config *const config = c->config;
     const struct kernels *const kernels = c->kernels;
-    const int32_t rope = config->rope_dim, key_dim = config_key_dim(config);
-    const size_t at = chunk_rope_at(config, row, work->layer);
+    const int32_t rope = config->rope_dim, key_dim = config_key_dim(config, c->layer);
+    const size_t at = chunk_rope_at(c, row);
     const float *const cosine = c->rope_cosine + at, *const sine = c->rope_sine + at;
     for (int32_t h = 0; h < config->n_heads; h++) {
         const size_t head = (size_t)row * (size_t)config->n_heads + (size_t)h;
@@ -63,17 +38,16 @@ static void prepare_item(void *argument, int32_t row, int32_t worker) {
         memcpy(c->q + head * (size_t)key_dim, from, (size_t)rope * sizeof *from);
     }
     float *const key = c->k + (size_t)row * (size_t)key_dim, *const latent = key + rope;
-    kernels->rms_norm(latent, latent, c->model->layers[work->layer].self.k_norm, config->kv_latent_dim, config->latent_norm_eps);
+    kernels->rms_norm(latent, latent, chunk_layer(c)->self.k_norm, config->kv_latent_dim, config->latent_norm_eps);
     kernels->rotate(key, cosine, sine, rope);
-    cache_write(c->cache, c->sequences[row], work->layer, 0, c->positions[row], key, latent);
+    cache_write(c->cache, c->sequences[row], c->layer, 0, c->positions[row], key, latent);
 }
 
-void latent_queries(struct chunk *c, int32_t layer) {
-    const struct attention_weights *const w = &c->model->layers[layer].self;
+void latent_queries(struct chunk *c) {
+    const struct attention_weights *const w = &chunk_layer(c)->self;
     const struct config *const config = c->config;
-    const int32_t key_dim = config_key_dim(config), rope = config->rope_dim;
+    const int32_t key_dim = config_key_dim(config, c->layer), rope = config->rope_dim;
     const size_t width = (size_t)config->n_heads * (size_t)config->head_dim;
-    struct latent_work work = {c, layer};
     c->products[0] = product(&w->k, &c->h, NULL, c->n, c->k, (size_t)key_dim);
     c->products[1] = product(&w->q, &c->h, NULL, c->n, c->attended.f32, width);
     if (config->q_latent_dim > 0) {
@@ -85,14 +59,14 @@ void latent_queries(struct chunk *c, int32_t layer) {
         c->products[0] = product(&w->q, &c->q_latent, NULL, c->n, c->attended.f32, width);
         product_run(c, 1);
     }
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
-    threads_run(c->threads, prepare_item, &work, c->n, 4 * row_bytes(c->n, (int64_t)width));
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_ROPE);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_QKV);
+    threads_run(c->threads, prepare_item, c, c->n, 4 * row_bytes(c->n, (int64_t)width));
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROPE);
     multiply_heads(c, w->heads, c->attended.f32 + rope, config->head_dim, c->q + rope, key_dim);
-    profile_mark(&c->profile, layer, COLIBRI_PHASE_QKV);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_QKV);
 }
 
-void latent_values(const struct chunk *c, int32_t layer) {
-    const struct matrix *const up = c->model->layers[layer].self.heads + c->config->n_heads;
-    multiply_heads(c, up, c->q, config_key_dim(c->config), c->attended.f32, c->config->value_dim);
+void latent_values(struct chunk *c) {
+    const struct matrix *const up = chunk_layer(c)->self.heads + c->config->n_heads;
+    multiply_heads(c, up, c->q, config_key_dim(c->config, c->layer), c->attended.f32, c->config->value_dim);
 }

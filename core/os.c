@@ -113,15 +113,18 @@ void os_wipe(void *memory, uint64_t bytes) {
     __asm__ volatile("" : : "r"(memory) : "memory"); /* the zeros count as read: the store stays */
 }
 
+/* Up to 4095 characters of a file; "" if it cannot be read. */
+static void read_text(const char *path, char text[4096]) {
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t length = descriptor < 0 ? 0 : read(descriptor, text, 4095);
+    if (descriptor >= 0) close(descriptor);
+    text[length > 0 ? length : 0] = '\0';
+}
+
 /* First number in a file whose line starts with `key` ("" takes the first line); -1 if there is none. */
 static int64_t read_number(const char *path, const char *key) {
     char text[4096];
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return -1;
-    const ssize_t length = read(descriptor, text, sizeof text - 1);
-    close(descriptor);
-    if (length <= 0) return -1;
-    text[length] = '\0';
+    read_text(path, text);
     const char *const line = strstr(text, key);
     if (line == NULL) return -1;
     char *end;
@@ -132,11 +135,8 @@ static int64_t read_number(const char *path, const char *key) {
 
 /* Path of this process's cgroup below a mount: v2 is the line "0::/path", v1 the line with ":<controller>:". */
 static void cgroup_file(char *path, size_t size, const char *marker, const char *mount, const char *name) {
-    char text[4096] = "";
-    const int descriptor = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
-    const ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
-    if (descriptor >= 0) close(descriptor);
-    text[length > 0 ? length : 0] = '\0';
+    char text[4096];
+    read_text("/proc/self/cgroup", text);
     const char *const found = strstr(text, marker);
     const char *const group = found == NULL ? "" : found + strlen(marker);
     const int group_length = (int)strcspn(group, "\n");
@@ -154,18 +154,18 @@ uint64_t os_available_bytes(void) {
     uint64_t available = UINT64_MAX;
     const int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
     if (kib >= 0) available = (uint64_t)kib * 1024;
-    const char *const v1 = ":memory:";
-    const int64_t limits[2] = {cgroup_number("0::", "/sys/fs/cgroup", "memory.max", ""),
-                               cgroup_number(v1, "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "")};
-    const int64_t uses[2] = {cgroup_number("0::", "/sys/fs/cgroup", "memory.current", ""),
-                             cgroup_number(v1, "/sys/fs/cgroup/memory", "memory.usage_in_bytes", "")};
-    /* Clean page cache is charged to the group but given back under pressure: it is not in the way. */
-    const int64_t caches[2] = {cgroup_number("0::", "/sys/fs/cgroup", "memory.stat", "\nfile "),
-                               cgroup_number(v1, "/sys/fs/cgroup/memory", "memory.stat", "cache ")};
+    static const struct { const char *marker, *mount, *limit, *use, *cache; } groups[] = {
+        {"0::", "/sys/fs/cgroup", "memory.max", "memory.current", "\nfile "},
+        {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "cache "},
+    };
     for (int i = 0; i < 2; i++) {
-        if (limits[i] < 0 || uses[i] < 0) continue;
-        const int64_t held = uses[i] - (caches[i] > 0 && caches[i] < uses[i] ? caches[i] : 0);
-        const uint64_t left = limits[i] > held ? (uint64_t)(limits[i] - held) : 0;
+        const int64_t limit = cgroup_number(groups[i].marker, groups[i].mount, groups[i].limit, "");
+        const int64_t use = cgroup_number(groups[i].marker, groups[i].mount, groups[i].use, "");
+        /* Clean page cache is charged to the group but given back under pressure: it is not in the way. */
+        const int64_t cache = cgroup_number(groups[i].marker, groups[i].mount, "memory.stat", groups[i].cache);
+        if (limit < 0 || use < 0) continue;
+        const int64_t held = use - (cache > 0 && cache < use ? cache : 0);
+        const uint64_t left = limit > held ? (uint64_t)(limit - held) : 0;
         if (left < available) available = left;
     }
     return available;
@@ -207,18 +207,16 @@ int32_t os_core_count(void) {
     cpu_set_t cores;
     allowed_cores(&cores);
     int64_t count = CPU_COUNT(&cores) > 0 ? CPU_COUNT(&cores) : sysconf(_SC_NPROCESSORS_ONLN);
-    int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", "");
-    int64_t period = 100000;
+    int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", ""), period;
     if (quota >= 0) {
         char key[32];
         snprintf(key, sizeof key, "%lld ", (long long)quota);
-        const int64_t found = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", key);
-        if (found > 0) period = found;
+        period = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", key);
     } else {
         quota = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "");
-        const int64_t found = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_period_us", "");
-        if (found > 0) period = found;
+        period = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_period_us", "");
     }
+    if (period <= 0) period = 100000;
     if (quota > 0 && (quota + period - 1) / period < count) count = (quota + period - 1) / period;
     return count < 1 ? 1 : count > 256 ? 256 : (int32_t)count;
 }

@@ -1,6 +1,8 @@
 /* product.c: cuts lists of matrix products into items of a few panels for the pool, and prepares what they read. */
 #include "product.h"
 
+#include <string.h>
+
 struct matmul product(const struct matrix *w, const struct activation *x, const int32_t *rows, int32_t n, float *y,
                       size_t y_stride) {
     const bool q8 = type_reads_q8(w->type);
@@ -8,7 +10,7 @@ struct matmul product(const struct matrix *w, const struct activation *x, const 
         .w = w,
         .n_panels = matrix_panels(w),
         .x = q8 ? (const void *)x->q8 : x->f32,
-        .x_stride = q8 ? x->q8_bytes : (size_t)x->width * sizeof(float),
+        .x_stride = q8 ? x->q8_bytes : x->stride * sizeof(float),
         .x_rows = rows,
         .n = n,
         .y = y,
@@ -21,52 +23,37 @@ int32_t product_step(const struct chunk *chunk, int64_t panels) {
     return step < 2 ? 2 : step > 16 ? 16 : (int32_t)step;
 }
 
-struct product_list {
-    const struct chunk *chunk;
-    int32_t step;
-};
-
-static void product_item(void *argument, int32_t item, int32_t worker) {
-    (void)worker;
-    const struct product_list *const list = argument;
-    const struct matmul *m = list->chunk->products;
-    int32_t items;
-    while (item >= (items = (m->n_panels + list->step - 1) / list->step)) {
-        item -= items;
-        m++;
-    }
+static void product_item(void *argument, int32_t item, UNUSED int32_t worker) {
+    const struct chunk *const c = argument;
+    const struct matmul *m = c->products;
+    for (int32_t items; item >= (items = (m->n_panels + c->step - 1) / c->step); m++) item -= items;
     struct matmul part = *m;
-    part.first_panel = item * list->step;
-    if (part.n_panels - part.first_panel < list->step) part.n_panels -= part.first_panel;
-    else part.n_panels = list->step;
-    list->chunk->kernels->matmul[m->w->type](&part);
+    part.first_panel = item * c->step;
+    part.n_panels = part.n_panels - part.first_panel < c->step ? part.n_panels - part.first_panel : c->step;
+    c->kernels->matmul[m->w->type](&part);
 }
 
-void product_run(const struct chunk *chunk, int32_t count) {
+void product_run(struct chunk *chunk, int32_t count) {
     int64_t panels = 0, items = 0;
     uint64_t bytes = 0;
     for (int32_t i = 0; i < count; i++) {
         panels += chunk->products[i].n_panels;
         bytes += product_bytes(chunk->products[i].w, chunk->products[i].n);
     }
-    struct product_list list = {chunk, product_step(chunk, panels)};
-    for (int32_t i = 0; i < count; i++) items += (chunk->products[i].n_panels + list.step - 1) / list.step;
-    threads_run(chunk->threads, product_item, &list, (int32_t)items, bytes);
+    chunk->step = product_step(chunk, panels);
+    for (int32_t i = 0; i < count; i++) items += (chunk->products[i].n_panels + chunk->step - 1) / chunk->step;
+    threads_run(chunk->threads, product_item, chunk, (int32_t)items, bytes);
 }
 
-struct norm_list {
+/* Rows normalised, or as they are where `x` is NULL, and quantised. */
+struct row_list {
     const struct chunk *chunk;
     const float *x, *weight, *bias;
     float eps;
+    int32_t each; /* rows of `to` that an item takes */
     bool q8;
     const struct activation *to;
 };
-
-static void quantize_row(const struct chunk *chunk, const struct activation *a, int32_t row) {
-    const int32_t groups = (int32_t)q8_groups((size_t)a->width);
-    chunk->kernels->quantize(a->f32 + (size_t)row * (size_t)a->width, a->width, 0, groups,
-                             a->q8 + (size_t)row * a->q8_bytes);
-}
 
 void product_norm_row(const struct chunk *chunk, float *out, const float *x, const float *weight, const float *bias, int32_t n, float eps) {
     const struct kernels *const kernels = chunk->kernels;
@@ -75,55 +62,52 @@ void product_norm_row(const struct chunk *chunk, float *out, const float *x, con
     if (bias != NULL) kernels->add(out, bias, n);
 }
 
-static void norm_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
-    const struct norm_list *const list = argument;
-    const struct chunk *const c = list->chunk;
-    const size_t at = (size_t)row * (size_t)list->to->width;
-    product_norm_row(c, list->to->f32 + at, list->x + at, list->weight, list->bias, list->to->width, list->eps);
-    if (list->q8) quantize_row(c, list->to, row);
+static void row_item(void *argument, int32_t item, UNUSED int32_t worker) {
+    const struct row_list *const list = argument;
+    const struct activation *const to = list->to;
+    const int32_t groups = (int32_t)q8_groups((size_t)to->width);
+    for (size_t row = (size_t)item * (size_t)list->each, end = row + (size_t)list->each; row < end; row++) {
+        float *const f32 = to->f32 + row * to->stride;
+        if (list->x != NULL) product_norm_row(list->chunk, f32, list->x + row * to->stride, list->weight, list->bias, to->width, list->eps);
+        if (list->q8) list->chunk->kernels->quantize(f32, to->width, 0, groups, to->q8 + row * to->q8_bytes);
+    }
 }
 
 void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
                   const struct activation *to) {
-    struct norm_list list = {chunk, x, weight, bias, eps, q8, to};
-    threads_run(chunk->threads, norm_item, &list, chunk->n, 4 * row_bytes(chunk->n, to->width));
+    struct row_list list = {chunk, x, weight, bias, eps, 1, q8, to};
+    threads_run(chunk->threads, row_item, &list, chunk->n, 4 * row_bytes(chunk->n, to->width));
 }
 
-struct quantize_list {
-    const struct chunk *chunk;
-    const struct activation *activation;
-};
-
-static void quantize_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
-    const struct quantize_list *const list = argument;
-    quantize_row(list->chunk, list->activation, row);
-}
-
-void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows) {
-    struct quantize_list list = {chunk, a};
-    threads_run(chunk->threads, quantize_item, &list, rows, 2 * row_bytes(rows, a->width));
+void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t n, int32_t each) {
+    struct row_list list = {.chunk = chunk, .each = each, .q8 = true, .to = a};
+    threads_run(chunk->threads, row_item, &list, n, 2 * row_bytes(n, (int64_t)each * a->width));
 }
 
 struct residual_list {
     const struct chunk *chunk;
-    const float *bias, *norm;
+    struct residual residual;
 };
 
-static void residual_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
+static void residual_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct residual_list *const list = argument;
     const struct chunk *const c = list->chunk;
+    const struct residual *const r = &list->residual;
     const int32_t n_embd = c->config->n_embd;
     const size_t at = (size_t)row * (size_t)n_embd;
-    float *const h = c->h.f32 + at;
-    if (list->bias != NULL) c->kernels->add(h, list->bias, n_embd);
-    if (list->norm != NULL) c->kernels->rms_norm(h, h, list->norm, n_embd, c->config->norm_eps);
-    c->kernels->add_scaled(c->x + at, h, c->config->residual_scale, n_embd);
+    float *const h = c->h.f32 + at, *const x = c->x + at;
+    if (r->bias != NULL) c->kernels->add(h, r->bias, n_embd);
+    if (r->inner_norm != NULL) c->kernels->rms_norm(h, h, r->inner_norm, n_embd, c->config->norm_eps);
+    if (r->side != NULL) c->kernels->add(h, r->side + at, n_embd);
+    if (r->norm != NULL) c->kernels->rms_norm(h, h, r->norm, n_embd, c->config->norm_eps);
+    c->kernels->add_scaled(x, h, c->config->residual_scale, n_embd);
+    if (r->scale == NULL) return;
+    memcpy(h, x, (size_t)n_embd * sizeof *h);
+    memset(x, 0, (size_t)n_embd * sizeof *x);
+    c->kernels->add_scaled(x, h, *r->scale, n_embd);
 }
 
-void product_residual(const struct chunk *chunk, const float *bias, const float *norm) {
-    struct residual_list list = {chunk, bias, norm};
+void product_residual(const struct chunk *chunk, struct residual residual) {
+    struct residual_list list = {chunk, residual};
     threads_run(chunk->threads, residual_item, &list, chunk->n, 3 * row_bytes(chunk->n, chunk->config->n_embd));
 }

@@ -16,7 +16,7 @@ static inline uint64_t product_bytes(const struct matrix *w, int32_t rows) {
     return (uint64_t)matrix_panels(w) * panel_bytes(w->type, (uint64_t)w->cols) * (uint64_t)rows;
 }
 /* Does chunk->products [0 … count) as one work list. */
-void product_run(const struct chunk *chunk, int32_t count);
+void product_run(struct chunk *chunk, int32_t count);
 /* Panels that one item of a work list should take, even, given the panels of the whole list. */
 int32_t product_step(const struct chunk *chunk, int64_t panels);
 /* One row normalised: RMSNorm, with a bias LayerNorm. out may be x. */
@@ -24,9 +24,14 @@ void product_norm_row(const struct chunk *chunk, float *out, const float *x, con
 /* The rows x [n][to->width] normalised into `to`, and quantised if `q8`. x may be to->f32. */
 void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
                   const struct activation *to);
-/* x += h of all rows, with a bias and normalised before; NULL: without. */
-void product_residual(const struct chunk *chunk, const float *bias, const float *norm);
-/* Quantises the first `rows` rows. */
-void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t rows);
+/* What happens to h before x += h, in this order, and to x then; NULL: nothing. */
+struct residual {
+    const float *bias, *inner_norm, *norm; /* [n_embd] */
+    const float *side;                     /* [n][n_embd] added between the norms */
+    const float *scale;                    /* [1] multiplies x */
+};
+void product_residual(const struct chunk *chunk, struct residual residual);
+/* Quantises the first n times `each` rows, `each` an item. */
+void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t n, int32_t each);
 
 #endif

@@ -8,11 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-struct router_work {
-    const struct chunk *chunk;
-    const struct layer *weights;
-};
-
 static float sigmoid(const struct chunk *c, float x) {
     return 1.0f / (1.0f + c->kernels->exp(-x));
 }
@@ -70,7 +65,7 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
     if (config->n_expert_groups > 0) keep_groups(config, choice, n_experts);
     if (config->router_near > 0) choose_in_turn(c, logits, n_experts, biased, experts, scores);
     else topk_select(choice, n_experts, used, experts);
-    float sum = 1e-20f; /* changes no sum but 0 */
+    float sum = 1e-20f + config->router_norm_add; /* the first changes no sum but 0 */
     for (int32_t i = 0; i < used; i++) sum += weights[i] = scores[experts[i]];
     if (sum < config->router_norm_min) sum = config->router_norm_min;
     for (int32_t i = 0; i < used; i++) {
@@ -79,19 +74,21 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
     }
 }
 
-static void route_item(void *argument, int32_t row, int32_t worker) {
-    (void)worker;
-    const struct router_work *const work = argument;
-    const struct chunk *const c = work->chunk;
-    const int32_t n_experts = work->weights->router.rows, used = c->config->n_experts_used;
+static void route_item(void *argument, int32_t row, UNUSED int32_t worker) {
+    const struct chunk *const c = argument;
+    const struct layer *const weights = chunk_layer(c);
+    const int32_t n_experts = weights->router.rows, used = c->config->n_experts_used;
     float *const logits = c->router_logits + (size_t)row * (size_t)n_experts;
-    if (work->weights->router_logit_bias != NULL) c->kernels->add(logits, work->weights->router_logit_bias, n_experts);
-    choose(c, work->weights->router_bias, logits, n_experts,
+    if (weights->router_logit_bias != NULL) c->kernels->add(logits, weights->router_logit_bias, n_experts);
+    choose(c, weights->router_bias, logits, n_experts,
            c->experts + (size_t)row * (size_t)used, c->expert_weights + (size_t)row * (size_t)used);
+    for (int32_t i = row * used; weights->expert_scale != NULL && i < (row + 1) * used; i++) {
+        c->expert_weights[i] *= weights->expert_scale[c->experts[i]];
+    }
     if (c->config->n_ff_shared == 0) return;
     float gate = 1;
-    if (work->weights->shared_router != NULL) {
-        const float logit = c->kernels->dot(work->weights->shared_router,
+    if (weights->shared_router != NULL) {
+        const float logit = c->kernels->dot(weights->shared_router,
                                             c->h.f32 + (size_t)row * (size_t)c->config->n_embd, c->config->n_embd);
         gate = sigmoid(c, logit);
     }
@@ -100,7 +97,10 @@ static void route_item(void *argument, int32_t row, int32_t worker) {
 
 /* Counting sort of (row, rank) pairs by expert: slots of one expert are neighbours, in row order. Those beyond an expert's
  * capacity weigh nothing. arXiv:2101.03961 */
-static void group_rows(struct chunk *c, const struct layer *weights, int32_t capacity) {
+static void group_rows(struct chunk *c) {
+    const struct layer *const weights = chunk_layer(c);
+    const bool limited = c->layer < c->config->n_encoder_layers && c->config->expert_capacity > 0;
+    const int32_t capacity = limited ? c->config->expert_capacity : INT32_MAX;
     const int32_t n_experts = weights->router.rows, pairs = c->n * c->config->n_experts_used;
     int32_t *const first = c->expert_slots;
     memset(first, 0, ((size_t)n_experts + 1) * sizeof *first);
@@ -123,11 +123,10 @@ static void group_rows(struct chunk *c, const struct layer *weights, int32_t cap
     if (c->config->n_ff_shared > 0) c->groups[c->n_groups++] = (struct ffn_group){&weights->shared, NULL, c->n, pairs, -1};
 }
 
-void router_layer(struct chunk *c, int32_t layer) {
-    const struct layer *const weights = &c->model->layers[layer];
-    struct router_work work = {c, weights};
-    c->products[0] = product(&weights->router, &c->h, NULL, c->n, c->router_logits, (size_t)weights->router.rows);
+void router_layer(struct chunk *c) {
+    const struct matrix *const w = &chunk_layer(c)->router;
+    c->products[0] = product(w, &c->h, NULL, c->n, c->router_logits, (size_t)w->rows);
     product_run(c, 1);
-    threads_run(c->threads, route_item, &work, c->n, 8 * row_bytes(c->n, weights->router.rows));
-    group_rows(c, weights, layer < c->config->n_encoder_layers && c->config->expert_capacity > 0 ? c->config->expert_capacity : INT32_MAX);
+    threads_run(c->threads, route_item, c, c->n, 8 * row_bytes(c->n, w->rows));
+    group_rows(c);
 }

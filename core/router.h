@@ -5,6 +5,6 @@
 #include "chunk.h"
 
 /* From h: router logits, the chosen experts and weights of every row, then rows grouped by expert into chunk->groups. */
-void router_layer(struct chunk *chunk, int32_t layer);
+void router_layer(struct chunk *chunk);
 
 #endif

@@ -4,19 +4,14 @@
 #include <inttypes.h>
 #include <string.h>
 
-static int32_t check_count(const char *name, int64_t value, int64_t max, colibri_error *error) {
-    if (value >= 1 && value <= max) return COLIBRI_OK;
-    return status_fail(error, COLIBRI_ERROR_ARGUMENT, "%s: expected 1 to %" PRId64 ", found %" PRId64, name, max, value);
-}
-
 enum { MAX_BATCH = 4096, MAX_CHUNK = 4096, MAX_CONTEXT = 1 << 30 };
 
 static int32_t check_params(const colibri_params *p, colibri_error *error) {
-    TRY(check_count("context", p->context, MAX_CONTEXT, error));
-    TRY(check_count("max_batch", p->max_batch, MAX_BATCH, error));
-    TRY(check_count("threads", p->threads, THREADS_MAX, error));
-    TRY(check_count("chunk", p->chunk, MAX_CHUNK, error));
-    FAIL_IF(p->pin != 0 && p->pin != 1, error, ARGUMENT, "pin: expected 0 or 1, found %d", p->pin);
+    TRY(status_range(error, "context", p->context, 1, MAX_CONTEXT));
+    TRY(status_range(error, "max_batch", p->max_batch, 1, MAX_BATCH));
+    TRY(status_range(error, "threads", p->threads, 1, THREADS_MAX));
+    TRY(status_range(error, "chunk", p->chunk, 1, MAX_CHUNK));
+    TRY(status_range(error, "pin", p->pin, 0, 1));
     FAIL_IF(p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0, error, ARGUMENT,
             "memory: expected an address aligned to %d bytes, found %p", OS_PAGE, p->memory);
     return COLIBRI_OK;

@@ -14,6 +14,11 @@ int32_t status_fail(colibri_error *error, int32_t status, const char *format, ..
     return status;
 }
 
+int32_t status_range(colibri_error *error, const char *name, int32_t value, int32_t least, int32_t most) {
+    if (value >= least && value <= most) return COLIBRI_OK;
+    return status_fail(error, COLIBRI_ERROR_ARGUMENT, "%s: expected %d to %d, found %d", name, least, most, value);
+}
+
 const char *colibri_version(void) {
     return COLIBRI_VERSION;
 }

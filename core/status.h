@@ -9,6 +9,9 @@
 __attribute__((format(printf, 3, 4))) int32_t status_fail(colibri_error *error, int32_t status, const char *format,
                                                           ...);
 
+/* Fails where an argument is not from `least` to `most`. */
+int32_t status_range(colibri_error *error, const char *name, int32_t value, int32_t least, int32_t most);
+
 /* Leaves the calling function with a status and its text where a condition holds. code: FORMAT for COLIBRI_ERROR_FORMAT */
 #define FAIL_IF(condition, error, code, ...)                                            \
     do {                                                                                \

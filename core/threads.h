@@ -17,6 +17,7 @@ enum { THREADS_STACK = 512 * 1024 };      /* the deepest kernel takes 80 KiB */
 enum { THREADS_MAX = 256 };
 
 typedef void threads_work(void *argument, int32_t item, int32_t worker); /* worker 0 is the caller */
+#define UNUSED __attribute__((unused)) /* a parameter that a function of such a type has no use for */
 
 struct threads {
     _Atomic uint64_t ticket;   /* generation (16 bits) | items (24) | next item (24) */

@@ -15,17 +15,14 @@ struct binder {
     int32_t layer;     /* -1 outside layers */
     const char *prefix; /* of names in a layer */
     bool ungated;
+    bool inner_q8, down_f32; /* of feed-forwards bound so far: gate or up reads quantised rows, down reads floats */
 };
-
-static void expected_name(const struct binder *b, const char *name, char *text, size_t size) {
-    if (b->layer < 0) snprintf(text, size, "%s", name);
-    else snprintf(text, size, "layers.%d.%s%s", b->layer, b->prefix, name);
-}
 
 static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t rows, uint64_t cols,
                     struct container_entry *entry) {
     char expected[CONTAINER_NAME_BYTES];
-    expected_name(b, name, expected, sizeof expected);
+    if (b->layer < 0) snprintf(expected, sizeof expected, "%s", name);
+    else snprintf(expected, sizeof expected, "layers.%d.%s%s", b->layer, b->prefix, name);
     FAIL_IF(b->next >= b->container->n_entries, b->error, FORMAT, "tensor '%s' is missing: the directory ends before it",
             expected);
     TRY(container_entry(b->container, b->next, b->end, entry, b->error));
@@ -84,25 +81,29 @@ static int32_t bind_norm(struct binder *b, const char *name, const struct config
     return c->layer_norm ? bind_vector(b, bias_name, c->n_embd, bias) : COLIBRI_OK;
 }
 
+static void note_types(struct binder *b, const struct ffn_weights *ffn) {
+    b->inner_q8 = b->inner_q8 || type_reads_q8(ffn->gate.type) || type_reads_q8(ffn->up.type);
+    b->down_f32 = b->down_f32 || !type_reads_q8(ffn->down.type);
+}
+
 static int32_t bind_ffn(struct binder *b, const char *prefix, int64_t n_ff, int64_t n_embd, struct ffn_weights *ffn) {
-    char name[CONTAINER_NAME_BYTES];
-    snprintf(name, sizeof name, "%s_gate", prefix);
-    TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->gate));
-    snprintf(name, sizeof name, "%s_up", prefix);
-    if (!b->ungated) TRY(bind_matrix(b, name, n_ff, n_embd, &ffn->up));
-    snprintf(name, sizeof name, "%s_down", prefix);
-    return bind_matrix(b, name, n_embd, n_ff, &ffn->down);
+    b->prefix = prefix;
+    TRY(bind_matrix(b, "gate", n_ff, n_embd, &ffn->gate));
+    if (!b->ungated) TRY(bind_matrix(b, "up", n_ff, n_embd, &ffn->up));
+    TRY(bind_matrix(b, "down", n_embd, n_ff, &ffn->down));
+    b->prefix = "";
+    note_types(b, ffn);
+    return COLIBRI_OK;
 }
 
 /* What gate, up and down of all experts of a layer, or of its dense feed-forward, have added. */
 static int32_t bind_ffn_biases(struct binder *b, const char *prefix, int64_t n_inner, int64_t n_outer, struct layer *layer) {
-    char name[CONTAINER_NAME_BYTES];
-    snprintf(name, sizeof name, "%s_gate_bias", prefix);
-    TRY(bind_vector(b, name, n_inner, &layer->gate_bias));
-    snprintf(name, sizeof name, "%s_up_bias", prefix);
-    if (!b->ungated) TRY(bind_vector(b, name, n_inner, &layer->up_bias));
-    snprintf(name, sizeof name, "%s_down_bias", prefix);
-    return bind_vector(b, name, n_outer, &layer->down_bias);
+    b->prefix = prefix;
+    TRY(bind_vector(b, "gate_bias", n_inner, &layer->gate_bias));
+    if (!b->ungated) TRY(bind_vector(b, "up_bias", n_inner, &layer->up_bias));
+    TRY(bind_vector(b, "down_bias", n_outer, &layer->down_bias));
+    b->prefix = "";
+    return COLIBRI_OK;
 }
 
 static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_t n_embd, struct ffn_weights *expert) {
@@ -110,17 +111,17 @@ static int32_t bind_expert(struct binder *b, int32_t index, int64_t n_ff, int64_
     char name[32];
     snprintf(name, sizeof name, "experts.%d", index);
     TRY(take(b, name, KIND_EXPERT, (uint64_t)n_ff, (uint64_t)n_embd, &entry));
-    uint64_t bytes[3] = {0};
+    struct matrix *const parts[3] = {&expert->gate, &expert->up, &expert->down};
+    uint64_t bytes = 0;
+    FAIL_IF(b->ungated && entry.types[1] != 0, b->error, FORMAT, "tensor '%s' has an up, of which ffn_ungated says there is none", entry.name);
     for (int i = 0; i < 3; i += 1 + b->ungated) {
+        const int64_t rows = i < 2 ? n_ff : n_embd, cols = i < 2 ? n_embd : n_ff;
         TRY(check_type(b, &entry, entry.types[i]));
-        bytes[i] = i < 2 ? matrix_bytes(entry.types[i], (uint64_t)n_ff, (uint64_t)n_embd)
-                         : matrix_bytes(entry.types[i], (uint64_t)n_embd, (uint64_t)n_ff);
+        *parts[i] = (struct matrix){entry.data + bytes, (int32_t)rows, (int32_t)cols, entry.types[i]};
+        bytes += matrix_bytes(entry.types[i], (uint64_t)rows, (uint64_t)cols);
     }
-    TRY(check_bytes(b, &entry, bytes[0] + bytes[1] + bytes[2]));
-    expert->gate = (struct matrix){entry.data, (int32_t)n_ff, (int32_t)n_embd, entry.types[0]};
-    if (!b->ungated) expert->up = (struct matrix){entry.data + bytes[0], (int32_t)n_ff, (int32_t)n_embd, entry.types[1]};
-    expert->down = (struct matrix){entry.data + bytes[0] + bytes[1], (int32_t)n_embd, (int32_t)n_ff, entry.types[2]};
-    return COLIBRI_OK;
+    note_types(b, expert);
+    return check_bytes(b, &entry, bytes);
 }
 
 static int32_t bind_heads(struct binder *b, const char *prefix, int32_t n, int64_t rows, int64_t cols, struct matrix *heads) {
@@ -138,14 +139,14 @@ static int32_t bind_latent(struct binder *b, const struct config *c, struct atte
         TRY(bind_vector(b, "attn_q_latent_norm", c->q_latent_dim, &w->q_norm));
     }
     TRY(bind_matrix(b, "attn_q", (int64_t)c->n_heads * c->head_dim, c->q_latent_dim ? c->q_latent_dim : c->n_embd, &w->q));
-    TRY(bind_matrix(b, "attn_kv_latent", config_key_dim(c), c->n_embd, &w->k));
+    TRY(bind_matrix(b, "attn_kv_latent", config_key_dim(c, b->layer), c->n_embd, &w->k));
     TRY(bind_vector(b, "attn_kv_latent_norm", c->kv_latent_dim, &w->k_norm));
     TRY(bind_heads(b, "attn_k_up", c->n_heads, c->kv_latent_dim, c->head_dim - c->rope_dim, w->heads));
     return bind_heads(b, "attn_v_up", c->n_heads, c->value_dim, c->kv_latent_dim, w->heads + c->n_heads);
 }
 
 static int32_t bind_grouped(struct binder *b, const struct config *c, struct attention_weights *w) {
-    const int64_t q_rows = (int64_t)c->n_heads * c->head_dim, kv_rows = (int64_t)c->n_kv_heads * c->head_dim;
+    const int64_t dim = config_head_dim(c, b->layer), q_rows = c->n_heads * dim, kv_rows = config_kv_heads(c, b->layer) * dim;
     TRY(bind_matrix(b, "attn_q", q_rows, c->n_embd, &w->q));
     TRY(bind_matrix(b, "attn_k", kv_rows, c->n_embd, &w->k));
     TRY(bind_matrix(b, "attn_v", kv_rows, c->n_embd, &w->v));
@@ -156,8 +157,8 @@ static int32_t bind_grouped(struct binder *b, const struct config *c, struct att
         TRY(bind_vector(b, "attn_v_bias", kv_rows, &w->v_bias));
     }
     if (c->qk_norm && (c->qk_norm != 3 || c->rope_set[b->layer] != 2)) {
-        TRY(bind_vector(b, "attn_q_norm", c->qk_norm != 2 ? c->head_dim : q_rows, &w->q_norm));
-        TRY(bind_vector(b, "attn_k_norm", c->qk_norm != 2 ? c->head_dim : kv_rows, &w->k_norm));
+        TRY(bind_vector(b, "attn_q_norm", c->qk_norm != 2 ? dim : q_rows, &w->q_norm));
+        TRY(bind_vector(b, "attn_k_norm", c->qk_norm != 2 ? dim : kv_rows, &w->k_norm));
     }
     return COLIBRI_OK;
 }
@@ -167,8 +168,9 @@ static int32_t bind_delta(struct binder *b, const struct config *c, struct atten
     TRY(bind_matrix(b, "delta_qkv", channels, c->n_embd, &w->q));
     TRY(bind_matrix(b, "delta_gate", values, c->n_embd, &w->gate));
     TRY(bind_matrix(b, "delta_beta", c->delta_heads, c->n_embd, &w->k));
-    TRY(bind_matrix(b, "delta_decay", c->delta_heads, c->n_embd, &w->v));
+    if (c->delta_key_dim > 0) TRY(bind_matrix(b, "delta_decay", c->delta_heads, c->n_embd, &w->v));
     TRY(bind_vector(b, "delta_conv", channels * c->conv_width, &w->conv));
+    if (c->delta_key_dim == 0) return bind_matrix(b, "delta_out", c->n_embd, values, &w->out);
     TRY(bind_vector(b, "delta_log_rate", c->delta_heads, &w->log_rate));
     TRY(bind_vector(b, "delta_decay_bias", c->delta_heads, &w->decay_bias));
     TRY(bind_vector(b, "delta_value_norm", c->delta_value_dim, &w->value_norm));
@@ -177,9 +179,11 @@ static int32_t bind_delta(struct binder *b, const struct config *c, struct atten
 
 static int32_t bind_attention(struct binder *b, const struct config *c, struct attention_weights *w) {
     TRY(bind_norm(b, "attn_norm", c, &w->norm, &w->norm_bias));
-    if (c->mixer[b->layer] == 1) return bind_delta(b, c, w);
-    TRY(c->kv_latent_dim ? bind_latent(b, c, w) : bind_grouped(b, c, w));
-    TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c), &w->out));
+    TRY(c->mixer[b->layer] == 1 ? bind_delta(b, c, w) : c->kv_latent_dim ? bind_latent(b, c, w) : bind_grouped(b, c, w));
+    w->reads_q8 = type_reads_q8(w->q.type) || type_reads_q8(w->k.type) || type_reads_q8(w->v.type) ||
+                  type_reads_q8(w->gate.type) || type_reads_q8(w->q_latent.type);
+    if (c->mixer[b->layer] == 1) return COLIBRI_OK;
+    TRY(bind_matrix(b, "attn_out", c->n_embd, (int64_t)c->n_heads * config_out_dim(c, b->layer), &w->out));
     if (c->attn_out_bias) TRY(bind_vector(b, "attn_out_bias", c->n_embd, &w->out_bias));
     if (c->post_norm) TRY(bind_vector(b, "attn_post_norm", c->n_embd, &w->post_norm));
     if (c->attn_sinks) TRY(bind_vector(b, "attn_sinks", c->n_heads, &w->sinks));
@@ -194,39 +198,28 @@ static int32_t bind_layer(struct binder *b, const struct config *c, int32_t n_ex
     b->prefix = "";
     TRY(bind_norm(b, "ffn_norm", c, &layer->ffn_norm, &layer->ffn_norm_bias));
     if (c->post_norm) TRY(bind_vector(b, "ffn_post_norm", c->n_embd, &layer->ffn_post_norm));
-    if (n_experts == 0) {
-        TRY(bind_ffn(b, "ffn", c->n_ff, c->n_embd, &layer->dense));
-        return c->expert_bias ? bind_ffn_biases(b, "ffn", c->n_ff, c->n_embd, layer) : COLIBRI_OK;
+    if (c->layer_scale) TRY(bind_vector(b, "layer_scale", 1, &layer->scale));
+    if (n_experts == 0 || c->parallel_dense) TRY(bind_ffn(b, "ffn_", c->n_ff, c->n_embd, &layer->dense));
+    if (n_experts == 0) return c->expert_bias ? bind_ffn_biases(b, "ffn_", c->n_ff, c->n_embd, layer) : COLIBRI_OK;
+    if (c->parallel_dense) {
+        TRY(bind_vector(b, "router_norm", c->n_embd, &layer->router_norm));
+        TRY(bind_vector(b, "expert_norm", c->n_embd, &layer->expert_norm));
+        TRY(bind_vector(b, "dense_post_norm", c->n_embd, &layer->dense_post_norm));
+        TRY(bind_vector(b, "expert_post_norm", c->n_embd, &layer->expert_post_norm));
     }
     TRY(bind_matrix(b, "router", n_experts, c->n_embd, &layer->router));
     FAIL_IF(layer->router.type != TYPE_F32, b->error, FORMAT, "layers.%d.router has weight type %d, expected f32 (1)",
             b->layer, layer->router.type);
     if (c->router_logit_bias) TRY(bind_vector(b, "router_logit_bias", n_experts, &layer->router_logit_bias));
     if (c->router_bias) TRY(bind_vector(b, "router_bias", n_experts, &layer->router_bias));
+    if (c->router_expert_scale) TRY(bind_vector(b, "router_expert_scale", n_experts, &layer->expert_scale));
     if (c->n_ff_shared && c->shared_gate) TRY(bind_vector(b, "shared_router", c->n_embd, &layer->shared_router));
-    if (c->n_ff_shared) TRY(bind_ffn(b, "shared", c->n_ff_shared, c->n_embd, &layer->shared));
+    if (c->n_ff_shared) TRY(bind_ffn(b, "shared_", c->n_ff_shared, c->n_embd, &layer->shared));
     layer->experts = experts;
     const int64_t n_inner = (int64_t)n_experts * c->n_ff_expert, n_outer = (int64_t)n_experts * c->n_embd;
-    if (c->expert_bias) TRY(bind_ffn_biases(b, "experts", n_inner, n_outer, layer));
+    if (c->expert_bias) TRY(bind_ffn_biases(b, "experts_", n_inner, n_outer, layer));
     for (int32_t e = 0; e < n_experts; e++) TRY(bind_expert(b, e, c->n_ff_expert, c->n_embd, &experts[e]));
     return COLIBRI_OK;
-}
-
-static bool reads_q8(const struct ffn_weights *ffn) {
-    return type_reads_q8(ffn->gate.type) || type_reads_q8(ffn->up.type);
-}
-
-static bool layer_reads_q8(const struct layer *layer, int32_t n_experts) {
-    bool q8 = reads_q8(&layer->dense) || reads_q8(&layer->shared);
-    for (int32_t e = 0; e < n_experts; e++) q8 = q8 || reads_q8(&layer->experts[e]);
-    return q8;
-}
-
-static bool layer_down_reads_f32(const struct layer *layer, int32_t n_experts) {
-    bool f32 = layer->dense.down.data != NULL && !type_reads_q8(layer->dense.down.type);
-    f32 = f32 || (layer->shared.down.data != NULL && !type_reads_q8(layer->shared.down.type));
-    for (int32_t e = 0; e < n_experts; e++) f32 = f32 || !type_reads_q8(layer->experts[e].down.type);
-    return f32;
 }
 
 static int32_t bind_model(colibri_model *model, colibri_error *error) {
@@ -253,11 +246,12 @@ static int32_t bind_model(colibri_model *model, colibri_error *error) {
     }
     struct ffn_weights *experts = model->experts;
     for (b.layer = 0; b.layer < c->n_layers; b.layer++) {
+        b.inner_q8 = false;
         TRY(bind_layer(&b, c, c->n_experts[b.layer], &model->layers[b.layer], experts));
-        model->down_reads_f32 |= layer_down_reads_f32(&model->layers[b.layer], c->n_experts[b.layer]);
-        model->layers[b.layer].ffn_reads_q8 = layer_reads_q8(&model->layers[b.layer], c->n_experts[b.layer]);
+        model->layers[b.layer].ffn_reads_q8 = b.inner_q8;
         experts += c->n_experts[b.layer];
     }
+    model->down_reads_f32 = b.down_f32;
     for (; b.next < container->n_entries; b.next++) {
         struct container_entry entry;
         TRY(container_entry(container, b.next, b.end, &entry, error));
@@ -281,20 +275,18 @@ static int32_t choose_kernels(const struct kernels **chosen, colibri_error *erro
                        "COLIBRI_ISA=%.40s is not a kernel set of this machine; expected one of: %s", forced, names);
 }
 
-static void *take_layers(struct arena *arena, const struct config *config, colibri_model *model) {
+static void take_layers(struct arena *arena, const struct config *config, colibri_model *model) {
     uint64_t n_experts = 0;
     const uint64_t n_heads = config->kv_latent_dim ? 2 * (uint64_t)config->n_heads : 0;
     for (int32_t layer = 0; layer < config->n_layers; layer++) n_experts += (uint64_t)config->n_experts[layer];
-    void *const self = arena_take(arena, 1, sizeof *model);
+    arena_take(arena, 1, sizeof *model);
     struct layer *const layers = arena_take(arena, (uint64_t)config->n_layers, sizeof *layers);
     struct ffn_weights *const experts = arena_take(arena, n_experts, sizeof *experts);
     struct matrix *const heads = arena_take(arena, n_heads * (uint64_t)config->n_layers, sizeof *heads);
-    if (self != NULL) {
-        model->layers = layers;
-        model->experts = experts;
-        for (int32_t layer = 0; layer < config->n_layers; layer++) layers[layer].self.heads = heads + (uint64_t)layer * n_heads;
-    }
-    return self;
+    if (model == NULL) return;
+    model->layers = layers;
+    model->experts = experts;
+    for (int32_t layer = 0; layer < config->n_layers; layer++) layers[layer].self.heads = heads + (uint64_t)layer * n_heads;
 }
 
 static void fill_info(colibri_model *model, uint64_t model_bytes) {

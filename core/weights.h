@@ -31,12 +31,16 @@ struct attention_weights {
     const float *out_bias;                      /* [n_embd]; NULL: none */
     const float *post_norm;                     /* [n_embd]; NULL: none */
     const float *sinks;                         /* [n_heads]; NULL: none */
+    bool reads_q8;                              /* some matrix needs its input quantised, that of `out` aside */
 };
 
 struct layer {
     struct attention_weights self, cross;       /* to the row's own sequence; to a source, q.data NULL: not */
     const float *ffn_norm, *ffn_norm_bias, *ffn_post_norm; /* [n_embd] as norm; NULL: none */
-    struct ffn_weights dense;                   /* data NULL in a MoE layer */
+    const float *router_norm, *expert_norm;     /* [n_embd] beside a dense feed-forward: of what they read; NULL: ffn_norm */
+    const float *dense_post_norm, *expert_post_norm; /* [n_embd] then: of what they say, before ffn_post_norm of the sum */
+    const float *scale, *expert_scale;          /* [1] of the residual stream, [n_experts] of weights; NULL: none */
+    struct ffn_weights dense;                   /* data NULL in a MoE layer without one beside */
     struct matrix router;                       /* [n_experts, n_embd] f32 */
     const float *router_logit_bias, *router_bias; /* [n_experts] for the logits, for the choice; NULL: none */
     const float *shared_router;                 /* [n_embd]; NULL: the shared expert is not gated */

@@ -1,7 +1,7 @@
-"""Tiny checkpoints of gated delta networks: makers of their families and the shapes of their layers.
+"""Tiny checkpoints of gated delta networks and of short convolutions: makers of their families.
 
-Owns: qwen3_next (projections by key head) and qwen3_5_moe_text (projections apart). Refuses: files, which
-checkpoint_writer.py writes.
+Owns: qwen3_next (projections by key head), qwen3_5_moe_text (projections apart), lfm2_moe and lfm2. Refuses:
+files, which checkpoint_writer.py writes.
 """
 
 from __future__ import annotations
@@ -92,3 +92,65 @@ def _delta(
     experts = [0 if layer in dense else n_experts for layer in range(n_layers)]
     options = {"n_ff_shared": n_ff_shared, "qk_norm": "head", **options}
     return write(path, config, experts, n_ff, n_ff_expert, **options)
+
+
+def lfm2_moe(
+    path: str | Path,
+    *,
+    n_layers: int = 4,
+    n_ff: int = 96,
+    n_ff_expert: int = 48,
+    n_experts: int = 8,
+    n_experts_used: int = 2,
+    n_dense: int = 1,
+    bias: bool = True,
+    norm_topk_prob: bool = True,
+    scale: float = 1.0,
+    **options: Any,
+) -> Path:
+    """Dense layers first; sigmoid scores, chosen with a bias or without."""
+    extra = {
+        "intermediate_size": n_ff,
+        "moe_intermediate_size": n_ff_expert,
+        "num_dense_layers": n_dense,
+        "num_experts": n_experts,
+        "num_experts_per_tok": n_experts_used,
+        "use_expert_bias": bias,
+        "norm_topk_prob": norm_topk_prob,
+        "routed_scaling_factor": scale,
+    }
+    experts = [0 if layer < n_dense else n_experts for layer in range(n_layers)]
+    return _lfm2(path, ("lfm2_moe", "Lfm2MoeForCausalLM"), extra, experts, n_ff, n_ff_expert, **options)
+
+
+def lfm2(path: str | Path, *, n_layers: int = 3, n_ff: int = 96, **options: Any) -> Path:
+    """All dense, of a width that config.json says as it is."""
+    extra = {"intermediate_size": n_ff, "block_auto_adjust_ff_dim": False}
+    return _lfm2(path, ("lfm2", "Lfm2ForCausalLM"), extra, [0] * n_layers, n_ff, 0, **options)
+
+
+def _lfm2(
+    path: str | Path,
+    names: tuple[str, str],
+    extra: dict[str, Any],
+    experts: list[int],
+    n_ff: int,
+    n_ff_expert: int,
+    *,
+    hidden: int = 64,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    taps: int = 3,
+    full: tuple[int, ...] = (2,),
+    **options: Any,
+) -> Path:
+    """full: layers of attention; the others are convolutions."""
+    config = base_config(*names, len(experts), hidden, n_heads, n_kv_heads, None) | extra
+    del config["head_dim"], config["rms_norm_eps"], config["hidden_act"]
+    config |= {
+        "norm_eps": 1e-5,
+        "conv_L_cache": taps,
+        "conv_bias": False,
+        "layer_types": ["full_attention" if n in full else "conv" for n in range(len(experts))],
+    }
+    return write(path, config, experts, n_ff, n_ff_expert, qk_norm="head", **{"tied": True, **options})

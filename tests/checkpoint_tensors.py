@@ -16,6 +16,9 @@ Array = npt.NDArray[Any]
 Config = dict[str, Any]
 
 
+BESIDE = tuple(f"{name}_feedforward_layernorm_{n}" for name, n in (("pre", 2), ("post", 1), ("post", 2)))
+
+
 def shapes_of(
     config: Config,
     experts_of: Sequence[int],
@@ -28,26 +31,22 @@ def shapes_of(
 ) -> dict[str, tuple[int, ...]]:
     """Canonical names (one tensor per expert) and shapes."""
     gpt_oss = config["model_type"] == "gpt_oss"
-    hidden, n_heads, n_kv = (
-        config["hidden_size"],
-        config["num_attention_heads"],
-        config["num_key_value_heads"],
-    )
-    head_dim = config.get("head_dim") or hidden // n_heads
-    n_q, n_k = n_heads * head_dim, n_kv * head_dim
+    hidden, n_heads = config["hidden_size"], config["num_attention_heads"]
     mixtral_names = config["model_type"] == "mixtral"
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for layer, n_experts in enumerate(experts_of):
         at = f"model.layers.{layer}"
+        n_q, n_k, head_dim = _heads(config, layer)
         shapes[f"{at}.input_layernorm.weight"] = (hidden,)
         latent = "kv_lora_rank" in config
         if latent:
             shapes |= _latent(f"{at}.self_attn", config)
         if "linear_key_head_dim" in config:
             n_q = 2 * n_heads * head_dim  # with a gate beside each head
-        linear = layer < len(kinds := config.get("layer_types", ())) and kinds[layer] == "linear_attention"
+        kind = kinds[layer] if layer < len(kinds := config.get("layer_types", ())) else ""
+        linear = kind in ("linear_attention", "conv")
         if linear:
-            shapes |= _delta(f"{at}.linear_attn", config)
+            shapes |= _short(f"{at}.conv", config) if kind == "conv" else _delta(f"{at}.linear_attn", config)
         for part, rows in () if latent or linear else (("q", n_q), ("k", n_k), ("v", n_k)):
             shapes[f"{at}.self_attn.{part}_proj.weight"] = (rows, hidden)
             if qkv_bias:
@@ -65,9 +64,18 @@ def shapes_of(
         shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
         if config["model_type"].startswith("gemma"):
             shapes |= {f"{at}.{name}_feedforward_layernorm.weight": (hidden,) for name in ("pre", "post")}
-        if not n_experts:
+        gemma4 = config["model_type"] == "gemma4_text"
+        if gemma4:
+            shapes[f"{at}.layer_scalar"] = (1,)
+            if config["attention_k_eq_v"] and config["layer_types"][layer] == "full_attention":
+                del shapes[f"{at}.self_attn.v_proj.weight"]
+        if not n_experts or gemma4:
             shapes |= _gated(f"{at}.mlp", n_ff, hidden)
+        if not n_experts:
             continue
+        if gemma4:
+            shapes |= {f"{at}.{name}.weight": (hidden,) for name in BESIDE}
+            shapes |= {f"{at}.mlp.gate.scale": (hidden,), f"{at}.mlp.gate.per_expert_scale": (n_experts,)}
         block = f"{at}.block_sparse_moe" if mixtral_names else f"{at}.mlp"
         shapes[f"{block}.{'router' if gpt_oss else 'gate'}.weight"] = (n_experts, hidden)
         if gpt_oss:
@@ -78,9 +86,9 @@ def shapes_of(
             shapes |= one
             if gpt_oss:
                 shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in one.items()}
-        if config["model_type"] in ("ernie4_5_moe", "minimax_m2"):
-            rows = (1, n_experts) if config["model_type"] == "ernie4_5_moe" else (n_experts,)
-            shapes[f"{block}.gate.e_score_correction_bias"] = rows
+        if config["model_type"] in ("ernie4_5_moe", "minimax_m2") or config.get("use_expert_bias"):
+            first = (1,) if config["model_type"] == "ernie4_5_moe" else ()
+            shapes[f"{block}.gate.e_score_correction_bias"] = (*first, n_experts)
         grouped = "n_routed_experts" in config or config["model_type"] == "ernie4_5_moe"
         if grouped and config["model_type"] not in ("deepseek_v2", "ernie4_5_moe"):
             shapes[f"{block}.gate.e_score_correction_bias"] = (n_experts,)
@@ -95,6 +103,16 @@ def shapes_of(
         shapes |= {name.replace("weight", "bias"): (hidden,) for name in norms}
         shapes |= {"lm_head.bias": (config["vocab_size"],)} if config["lm_head_bias"] else {}
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
+
+
+def _heads(config: Config, layer: int) -> tuple[int, int, int]:
+    """Rows of q, rows of k, width of a head."""
+    n_heads, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // n_heads
+    if config["model_type"] == "gemma4_text" and config["layer_types"][layer] == "full_attention":
+        head_dim = config["global_head_dim"]
+        n_kv = config["num_global_key_value_heads"] if config["attention_k_eq_v"] else n_kv
+    return n_heads * head_dim, n_kv * head_dim, head_dim
 
 
 def _delta(at: str, config: Config) -> dict[str, tuple[int, ...]]:
@@ -118,6 +136,15 @@ def _delta(at: str, config: Config) -> dict[str, tuple[int, ...]]:
     else:
         rows = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
     return shapes | {f"{at}.in_proj_{part}.weight": (count, hidden) for part, count in rows.items()}
+
+
+def _short(at: str, config: Config) -> dict[str, tuple[int, ...]]:
+    hidden = config["hidden_size"]
+    return {
+        f"{at}.in_proj.weight": (3 * hidden, hidden),
+        f"{at}.conv.weight": (hidden, 1, config["conv_L_cache"]),
+        f"{at}.out_proj.weight": (hidden, hidden),
+    }
 
 
 def _latent(at: str, config: Config) -> dict[str, tuple[int, ...]]:
@@ -163,10 +190,12 @@ def values_of(
         return 2 * noise
     if name.endswith("A_log"):
         return noise - 3
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "scale", "scalar")):
         return (centered and "linear_attn" not in name) * np.float32(-1) + 1 + np.float32(0.1) * noise
     if name.endswith("bias"):
         return np.float32(0.1) * noise
+    if name.endswith(".conv.in_proj.weight"):  # a product of three outputs has long tails
+        noise *= np.float32(0.7)
     return noise / np.float32(np.sqrt(shape[-1]))
 
 

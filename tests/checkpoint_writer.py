@@ -153,6 +153,9 @@ def write(
     values = {name: values_of(seed, name, shape, centered) for name, shape in shapes.items()}
     if config["model_type"] == "gemma3_text":  # whose norms add 1
         values |= {name: value - 1 for name, value in values.items() if name.endswith("norm.weight")}
+    if config["model_type"] == "gemma4_text":  # whose scores have no other scale
+        scale = np.float32(0.3)
+        values |= {name: scale * value for name, value in values.items() if name.endswith("q_norm.weight")}
     tensors = {name: value.astype(STORAGE[storage]) for name, value in values.items()}
     if experts in GPT_OSS_LAYOUTS:
         tensors = in_turns(tensors, experts_of, experts == "mxfp4")

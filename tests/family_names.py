@@ -37,10 +37,31 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".up_proj.", ".w3."),
         (".down_proj.", ".w2."),
     ),
+    "lfm2": (
+        ("model.norm.", "model.embedding_norm."),
+        (".input_layernorm.", ".operator_norm."),
+        (".post_attention_layernorm.", ".ffn_norm."),
+        (".self_attn.o_proj.", ".self_attn.out_proj."),
+        (".q_norm.", ".q_layernorm."),
+        (".k_norm.", ".k_layernorm."),
+        (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),
+        (".mlp.", ".feed_forward."),
+        (".gate_proj.", ".w1."),
+        (".up_proj.", ".w3."),
+        (".down_proj.", ".w2."),
+    ),
     "llama4_text": ((".mlp.gate.weight", ".mlp.router.weight"), (".mlp.", ".feed_forward.")),
+    "gemma4_text": (
+        (".mlp.gate.weight", ".router.proj.weight"),
+        (".mlp.gate.scale", ".router.scale"),
+        (".mlp.gate.per_expert_scale", ".router.per_expert_scale"),
+        (".mlp.experts.gate_up_proj", ".experts.gate_up_proj"),
+        (".mlp.experts.down_proj", ".experts.down_proj"),
+    ),
 }
+RELEASED["lfm2_moe"] = RELEASED["lfm2"]
 # Families that keep all experts of a layer in two tensors, and whether those lie as [cols, rows].
-STACKED: dict[str, bool] = {"granitemoe": False, "llama4_text": True}
+STACKED: dict[str, bool] = {"granitemoe": False, "llama4_text": True, "gemma4_text": False}
 
 
 def released(family: str, tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -185,14 +185,15 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
 
     def project(name: str, heads: int) -> Array:
         """-> [n, heads, head_dim]: projection, bias, full norm, clip, split into heads, per-head norm."""
-        y = linear(model, f"{prefix}{name}_proj.weight", x) if name != "q" else queries
+        source = "k" if name == "v" and config.keys_are_values and config.keys_are_values[layer] else name
+        y = linear(model, f"{prefix}{source}_proj.weight", x) if name != "q" else queries
         if config.qkv_bias:
             y = y + weights[f"{prefix}{name}_proj.bias"]
         if config.qk_norm == "full" and name != "v":
             y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"], config.norm_eps)
         if config.qkv_clip is not None:
             y = np.clip(y, -config.qkv_clip, config.qkv_clip)
-        y = y.reshape(n, heads, config.head_dim)
+        y = y.reshape(n, heads, -1)
         if config.qk_norm == "head" and name != "v":
             y = rms_norm(y, weights[f"{prefix}{name}_norm.weight"] + config.unit_offset, config.norm_eps)
         return y
@@ -201,7 +202,8 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     if config.family in DELTA:  # beside the query of each head stands its gate
         queries, gate = by_key_head(queries, config.n_heads, (config.head_dim, config.head_dim))
     rotates = not config.rotates or config.rotates[layer]
-    q, k = project("q", config.n_heads), project("k", config.n_kv_heads)
+    n_kv_heads = config.own_kv_heads[layer] if config.own_kv_heads else config.n_kv_heads
+    q, k = project("q", config.n_heads), project("k", n_kv_heads)
     if rotates:
         q, k = turn(config, layer, q), turn(config, layer, k)
     if rotates and config.qk_norm == "after":
@@ -209,8 +211,10 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     if config.temperature and not rotates:
         step, strength = config.temperature
         q = q * (1 + strength * np.log1p(np.floor((np.arange(n) + 1) / step)))[:, None, None]
-    v = project("v", config.n_kv_heads)
-    group = config.n_heads // config.n_kv_heads  # query head h reads key/value head h // group
+    v = project("v", n_kv_heads)
+    if config.value_norm:
+        v = rms_norm(v, np.ones(v.shape[-1]), config.norm_eps)
+    group = config.n_heads // n_kv_heads  # query head h reads key/value head h // group
     query, key = np.indices((n, n))
     window = config.windows[layer] or n
     hidden = (key > query) | (key < query // window * window if config.aligned else key <= query - window)
@@ -249,6 +253,14 @@ def delta_network(model: Checkpoint, layer: int, x: Array) -> Array:
     out = gated_delta(q, k, v.reshape(n, heads, value_dim), beta, decay)
     out = rms_norm(out, weights[at + "norm.weight"], config.norm_eps) * silu(z.reshape(out.shape))
     return linear(model, at + "out_proj.weight", out.reshape(n, -1))
+
+
+def short_convolution(model: Checkpoint, layer: int, x: Array) -> Array:
+    """A convolution between two gates, in place of attention. x [n, d] -> [n, d]."""
+    at = f"model.layers.{layer}.conv."
+    before, after, values = np.split(linear(model, at + "in_proj.weight", x), 3, axis=-1)
+    mixed = convolve(before * values, model.weights[at + "conv.weight"][:, 0])
+    return linear(model, at + "out_proj.weight", after * mixed)
 
 
 def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
@@ -318,7 +330,7 @@ def route(config: Config, layer: int, logits: Array, bias: Array | float = 0.0) 
     experts = np.argsort(-choice, axis=-1, kind="stable")[:, : config.n_experts_used]
     chosen = np.take_along_axis(scores, experts, axis=-1)
     if config.renormalise:
-        total = chosen.sum(axis=-1, keepdims=True) + (1e-20 if config.sigmoid else 0)
+        total = chosen.sum(axis=-1, keepdims=True) + (config.norm_add if config.sigmoid else 0)
         chosen = chosen / np.maximum(total, config.norm_min)
     return Routing(layer, logits, experts, chosen * config.router_scale, choice)
 
@@ -349,6 +361,21 @@ def shared_expert(model: Checkpoint, layer: int, x: Array) -> Array:
     return np.asarray(gate * out)
 
 
+def beside(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
+    """Experts and a dense feed-forward side by side, of the residual stream x [n, d], each with norms before
+    and behind; the router has one too."""
+    config, at = model.config, f"model.layers.{layer}."
+    dense = gated_ffn(model, ffn_names(at + "mlp."), norm(model, at + "pre_feedforward_layernorm", x))
+    scale = model.weights[at + "mlp.gate.scale"] * x.shape[-1] ** -0.5
+    logits = rms_norm(x, scale, config.norm_eps) @ model.weights[at + "mlp.gate.weight"].T
+    routing = route(config, layer, logits)
+    factors = model.weights[at + "mlp.gate.per_expert_scale"][routing.experts]
+    routing = routing._replace(weights=routing.weights * factors)
+    out = experts(model, layer, norm(model, at + "pre_feedforward_layernorm_2", x), routing)
+    both = norm(model, at + "post_feedforward_layernorm_1", dense)
+    return both + norm(model, at + "post_feedforward_layernorm_2", out), routing
+
+
 def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     """The MoE feed-forward. x [n, d] -> ([n, d], what was routed where)."""
     config = model.config
@@ -356,7 +383,13 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
     bias = model.weights.get(gate + "e_score_correction_bias", 0.0)
     logits = x @ model.weights[gate + "weight"].T + model.weights.get(gate + "bias", 0.0)
     routing = route(config, layer, logits, bias)
-    y = np.zeros_like(x)
+    y = experts(model, layer, x, routing)
+    return (y + shared_expert(model, layer, x) if config.shared else y), routing
+
+
+def experts(model: Checkpoint, layer: int, x: Array, routing: Routing) -> Array:
+    """What the chosen experts say, weighted. x [n, d] -> [n, d]."""
+    config, y = model.config, np.zeros_like(x)
     for expert in range(config.n_experts):
         rows, slots = np.nonzero(routing.experts == expert)
         if len(rows):
@@ -365,7 +398,7 @@ def mixture(model: Checkpoint, layer: int, x: Array) -> tuple[Array, Routing]:
                 y[rows] += gated_ffn(model, names, x[rows], weights)
             else:
                 y[rows] += weights * gated_ffn(model, names, x[rows])
-    return (y + shared_expert(model, layer, x) if config.shared else y), routing
+    return y
 
 
 # ---------------------------------------------------------------------------------------------------- use
@@ -378,17 +411,20 @@ def forward(model: Checkpoint, ids: Sequence[int] | Ints) -> tuple[Array, list[R
     routings = []
     for n in range(config.n_layers):
         prefix = f"model.layers.{n}."
-        attend = latent_attention if config.latent else delta_network if config.linear[n] else attention
+        attend = latent_attention if config.latent else attention
+        if config.linear[n]:
+            attend = short_convolution if config.short else delta_network
         names = [prefix + name for name in norm_names(config)]
         out = attend(model, n, norm(model, names[0], x))
         x = x + config.residual_scale * (norm(model, names[2], out) if config.post_norm else out)
         normed = norm(model, names[1], x)
         if config.moe_layers[n]:
-            out, routing = mixture(model, n, normed)
+            out, routing = beside(model, n, x) if config.beside else mixture(model, n, normed)
             routings.append(routing)
         else:
             out = gated_ffn(model, ffn_names(prefix + "mlp."), normed)
         x = x + config.residual_scale * (norm(model, names[3], out) if config.post_norm else out)
+        x = x * weights[prefix + "layer_scalar"] if config.layer_scale else x
     x = norm(model, "model.norm", x)
     logits = linear(model, "model.embed_tokens.weight" if config.tied else "lm_head.weight", x)
     if config.cap:

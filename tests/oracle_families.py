@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("granitemoe", "ernie4_5_moe", "minimax_m2", "phimoe", "llama4_text", "gemma3_text")
-CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2")
+FAMILIES = (
+    "granitemoe",
+    "ernie4_5_moe",
+    "minimax_m2",
+    "phimoe",
+    "llama4_text",
+    "gemma3_text",
+    "lfm2_moe",
+    "gemma4_text",
+    "lfm2",
+)
+CHOSEN_WITH_BIAS = ("ernie4_5_moe", "minimax_m2", "lfm2_moe")
 
 
 def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
@@ -21,6 +31,9 @@ def fields_of(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "phimoe": _phimoe,
         "llama4_text": _llama4_text,
         "gemma3_text": _gemma3_text,
+        "gemma4_text": _gemma4_text,
+        "lfm2_moe": _lfm2_moe,
+        "lfm2": _lfm2,
     }
     family = raw["model_type"]
     return readers[family](raw, head_dim) if family in readers else {}
@@ -110,3 +123,57 @@ def _sandwich(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _gemma3_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
     return _sandwich(raw) | {"unit_offset": True, "attn_scale": raw["query_pre_attn_scalar"] ** -0.5}
+
+
+def full_heads(raw: dict[str, Any]) -> tuple[int, int]:
+    """Of gemma4's layers that see all: width of a head, key and value heads; in either spelling."""
+    if "per_layer_config" in raw:
+        one = raw["per_layer_config"].get(str(raw["num_hidden_layers"] - 1), {})
+        return one.get("head_dim", raw["head_dim"]), one.get(
+            "num_key_value_heads", raw["num_key_value_heads"]
+        )
+    count = raw["num_global_key_value_heads"] if raw["attention_k_eq_v"] else None
+    return raw["global_head_dim"], count or raw["num_key_value_heads"]
+
+
+def _gemma4_text(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    n = raw["num_hidden_layers"]
+    same = tuple(raw["attention_k_eq_v"] and kind == "full_attention" for kind in raw["layer_types"])
+    full, routed = full_heads(raw), raw["enable_moe_block"]
+    kinds = raw["layer_types"]
+    return _sandwich(raw) | {
+        "attn_scale": 1.0,
+        "moe_layers": (routed,) * n,
+        "n_experts": raw["num_experts"] or 0,
+        "n_experts_used": raw["top_k_experts"] or 0,
+        "renormalise": True,
+        "beside": routed,
+        "value_norm": True,
+        "layer_scale": True,
+        "keys_are_values": same,
+        "own_kv_heads": tuple(
+            full[1] if kind == "full_attention" else raw["num_key_value_heads"] for kind in kinds
+        ),
+    }
+
+
+def _lfm2(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return {
+        "norm_eps": raw["norm_eps"],
+        "qk_norm": "head",
+        "tied": raw.get("tie_embedding", raw["tie_word_embeddings"]),
+        "linear": tuple(kind == "conv" for kind in raw["layer_types"]),
+        "short": True,
+        "moe_layers": (False,) * raw["num_hidden_layers"],
+    }
+
+
+def _lfm2_moe(raw: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    return _lfm2(raw, head_dim) | {
+        "moe_layers": tuple(layer >= raw["num_dense_layers"] for layer in range(raw["num_hidden_layers"])),
+        "sigmoid": True,
+        "biased": raw["use_expert_bias"],
+        "renormalise": raw["norm_topk_prob"],
+        "norm_add": 1e-6,
+        "router_scale": raw["routed_scaling_factor"],
+    }

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oracle_families import FAMILIES as MORE
-from oracle_families import fields_of
+from oracle_families import fields_of, full_heads
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ Activations = Callable[[Array], Array]
 LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GROUPED = ("glm4_moe", "dots1", *LATENT)
 DELTA = ("qwen3_next", "qwen3_5_moe_text")
-DENSE = ("llama", "qwen2", "qwen3", "mistral", "ministral", "gemma3_text")
+DENSE = ("llama", "qwen2", "qwen3", "mistral", "ministral", "gemma3_text", "lfm2")
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "gpt_oss", *DENSE, *GROUPED, *DELTA, *MORE)
 THETA = {
     "mixtral": 1e6,
@@ -39,6 +39,8 @@ THETA = {
     "ernie4_5_moe": 500000.0,
     "minimax_m2": 5e6,
     "phimoe": 1e6,
+    "lfm2_moe": 1e6,
+    "lfm2": 1e6,
     "llama4_text": 500000.0,
 }  # where config.json has none
 DTYPES: dict[str, Any] = {
@@ -103,6 +105,11 @@ class Config:
     unit_offset: bool = False  # norms have 1 + their weight
     gelu: bool = False  # in place of SiLU, in its form with a tanh
     cap: float = 0.0  # of the logits; 0: off
+    beside: bool = False  # a dense feed-forward beside the experts, a router with a norm
+    value_norm: bool = False  # values are normalised, without a weight
+    layer_scale: bool = False  # a number multiplies the residual stream behind each layer
+    own_kv_heads: tuple[int, ...] = ()  # key and value heads by layer; (): n_kv_heads
+    keys_are_values: tuple[bool, ...] = ()  # layers whose values are made by the matrix of keys
     biased: bool = False  # chosen with a bias
     rotates: tuple[bool, ...] = ()  # layers with RoPE; (): all
     aligned: bool = False  # windows are blocks of positions, they do not slide
@@ -110,6 +117,8 @@ class Config:
     on_input: bool = False  # weights multiply what experts read
     shared_gate: bool = True  # of a block called shared_expert
     norm_min: float = 0.0  # chosen weights are divided by no less
+    norm_add: float = 1e-20  # with sigmoid scores this is added to their sum
+    short: bool = False  # `linear` layers are convolutions alone
 
 
 def read_safetensors(path: Path) -> dict[str, Float32]:
@@ -261,7 +270,9 @@ def read_config(raw: dict[str, Any]) -> Config:
         head_dim=head_dim,
         norm_eps=raw.get("rms_norm_eps", 1e-5 if family in ("mixtral", "olmoe") else 1e-6),
         inv_freq=rope_frequencies(
-            kind_of(raw, "full_attention"), int(head_dim * share), THETA.get(family, 1e4)
+            kind_of(raw, "full_attention"),
+            full_heads(raw)[0] if family == "gemma4_text" else int(head_dim * share),
+            THETA.get(family, 1e4),
         ),
         rope_scale=rope_scale(raw),
         qk_norm=qk_norm,
@@ -320,18 +331,27 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
             names = ["q_a", "q_b"] if config.latent[2] else ["q"]
             names += ["kv_b", "o"]
             matrices.append(attn + "kv_a_proj_with_mqa.weight")
-        if config.linear[n]:
+        if config.linear[n] and config.short:
+            matrices += [f"{layer}conv.{part}_proj.weight" for part in ("in", "out")]
+            exact.append(layer + "conv.conv.weight")
+        elif config.linear[n]:
             parts = ("in_proj_qkvz",) if config.family == "qwen3_next" else ("in_proj_qkv", "in_proj_z")
             gates = ("in_proj_ba",) if config.family == "qwen3_next" else ("in_proj_a", "in_proj_b")
             matrices += [f"{layer}linear_attn.{part}.weight" for part in (*parts, "out_proj")]
             exact += [f"{layer}linear_attn.{part}.weight" for part in (*gates, "conv1d", "norm")]
             exact += [f"{layer}linear_attn.{part}" for part in ("A_log", "dt_bias")]
         else:
+            if config.keys_are_values and config.keys_are_values[n]:
+                names = [m for m in names if m != "v"]
             matrices += [f"{attn}{m}_proj.weight" for m in names]
             exact += [f"{attn}{m}_proj.bias" for m in "qkv" if config.qkv_bias]
             exact += [attn + "o_proj.bias"] if config.out_bias else []
             exact += [attn + "sinks"] if config.gpt_oss else []
             exact += [f"{attn}{m}_norm.weight" for m in "qk" if config.qk_norm in ("head", "full")]
+        exact += [layer + "layer_scalar"] if config.layer_scale else []
+        if config.beside:
+            exact += [f"{layer}{name}" for name in BESIDE]
+            matrices += ffn_names(layer + "mlp.")
         if config.moe_layers[n]:
             exact.append(router_name(config, n) + "weight")
             exact += [router_name(config, n) + "bias"] if config.gpt_oss else []
@@ -347,6 +367,15 @@ def expected_names(config: Config) -> tuple[list[str], list[str]]:
         else:
             matrices += ffn_names(layer + "mlp.")
     return matrices, exact
+
+
+BESIDE = (
+    "mlp.gate.scale",
+    "mlp.gate.per_expert_scale",
+    "pre_feedforward_layernorm_2.weight",
+    "post_feedforward_layernorm_1.weight",
+    "post_feedforward_layernorm_2.weight",
+)
 
 
 def norm_names(config: Config) -> tuple[str, ...]:

@@ -47,10 +47,12 @@ MODELS = (
     "phimoe",
     "llama4_text_odd",
     "gemma3_text_odd",
+    "gemma4_text",
     "deepseek_v3_odd",
     "deepseek_v3_heads",
     "qwen3_next_odd",
     "qwen3_5_moe_bf16",
+    "lfm2_moe_odd",
 )
 CASES = [(name, type) for name in MODELS for type in ("f32", "bf16", "q8", "q6", "q4")]
 CASES.append(("gpt_oss_mxfp4", "q8"))  # whose experts stay as they are
@@ -271,7 +273,12 @@ def test_no_heap_call_after_init(tmp_path: Path) -> None:
     cases = [("qwen2_moe_dense_layers", "q8"), ("mixtral_bf16", "f32"), ("olmoe_clip", "bf16")]
     paths = [
         models.converted(name, type)
-        for name, type in [*cases, ("deepseek_v3_odd", "q8"), ("qwen3_next_odd", "q8")]
+        for name, type in [
+            *cases,
+            ("deepseek_v3_odd", "q8"),
+            ("qwen3_next_odd", "q8"),
+            ("lfm2_moe_odd", "q8"),
+        ]
     ]
     encoder = convert(MAKERS["switch_transformers"](tmp_path / "hf"), tmp_path / "encoder.colibri", "q8").path
     for path, *more in [*((str(path),) for path in paths), (str(encoder), "with a source")]:

@@ -121,8 +121,8 @@ def test_an_unknown_model_type_lists_the_known(tmp_path: Path, out: Path) -> Non
     refused(
         source,
         out,
-        "'gpt9' is not supported.*deepseek_v3, dots1, ernie4_5_moe, .*glm4_moe, gpt_oss, .*kimi_k2, llama, "
-        ".*ministral, mistral, mixtral, nllb-moe, olmoe.*, switch_transformers",
+        "'gpt9' is not supported.*deepseek_v3, dots1, ernie4_5_moe, .*glm4_moe, gpt_oss, .*kimi_k2, "
+        "lfm2, lfm2_moe, llama, .*ministral, mistral, mixtral, nllb-moe, olmoe.*, switch_transformers",
     )
 
 

@@ -106,7 +106,7 @@ def test_a_missing_head_says_what_tying_needs(tmp_path: Path, out: Path) -> None
     refused(source, out, "lm_head.weight.*tie_word_embeddings: true")
     only_head = checkpoints.qwen3_moe(tmp_path / "hf2")
     checkpoints.edit_tensors(only_head, {}, remove=["model.embed_tokens.weight"])
-    refused(only_head, out, "1 tensors are absent: embed_tokens.weight")
+    refused(only_head, out, "1 tensor is absent: embed_tokens.weight")
 
 
 # --- pickles and other files
@@ -245,6 +245,34 @@ def test_non_finite_weights_name_tensor_and_place(
     checkpoints.edit_tensors(source, {name: values})
     place = ", ".join(map(str, index))
     refused(source, out, rf"{name}\[{place}\] is -?(nan|inf)".replace(".", r"\."))
+
+
+@pytest.mark.parametrize(
+    ("family", "part"),
+    [
+        ("qwen3_next", "in_proj_qkvz"),  # rows in another order
+        ("qwen3_next", "conv1d"),  # numbers in another order
+        ("deepseek_v3", "kv_a_proj"),
+        ("deepseek_v3", "kv_b_proj"),  # a part of it lies transposed
+        ("llama4_text", "experts.gate_up_proj"),
+        ("granitemoe", "input_linear"),
+        ("gpt_oss", "gate_up_proj_bias"),
+        ("gpt_oss", "experts.down_proj"),
+    ],
+)
+def test_the_place_is_that_of_the_file(tmp_path: Path, out: Path, family: str, part: str) -> None:
+    """Also where rows are sorted, turned or cut out."""
+    source = checkpoints.FAMILIES[family](tmp_path / "hf", storage="f32")
+    tensors = checkpoints.read_tensors(source)
+    name = next(name for name in tensors if part in name)
+    values, rng = tensors[name], np.random.default_rng(1)
+    for _ in range(4):
+        index = tuple(int(rng.integers(size)) for size in values.shape)
+        wrong = values.copy()
+        wrong[index] = np.nan
+        checkpoints.edit_tensors(source, {name: wrong})
+        place = ", ".join(map(str, index))
+        refused(source, out, rf"{name}\[{place}\] is nan".replace(".", r"\."))
 
 
 # --- case 12: ambiguous experts

@@ -174,7 +174,7 @@ def test_defaults_of_the_classes(tmp_path: Path) -> None:
         ("linear_value_head_dim", 23, "in_proj_qkvz"),
         ("linear_conv_kernel_dim", 3, "conv1d"),
         ("linear_conv_kernel_dim", True, "linear_conv_kernel_dim"),
-        ("partial_rotary_factor", 0.2, "3 elements of head_dim"),
+        ("partial_rotary_factor", 0.2, "3 elements of a head rotate"),
         ("linear_decay", 2, "linear_decay"),
     ],
 )
@@ -222,7 +222,11 @@ def write(path: Path, config: dict[str, Any]) -> Path:
         ({"mixer": [0, 0]}, "mixer 1 goes with"),
         ({"delta_heads": 0}, "mixer 1 goes with"),
         ({"delta_key_heads": 0, "delta_heads": 1}, "mixer 1 goes with"),
-        ({"delta_key_dim": 0}, "mixer 1 goes with"),
+        ({"delta_key_dim": 0}, "delta_value_dim is above 1"),
+        (
+            {"mixer": [0, 0], "delta_heads": 0, "delta_key_heads": 0, "delta_value_dim": 0, "conv_width": 0},
+            "mixer 1 goes with",
+        ),
         ({"delta_value_dim": 0}, "mixer 1 goes with"),
         ({"conv_width": 0}, "mixer 1 goes with"),
         ({"delta_key_heads": 2}, "not a multiple of delta_key_heads"),

@@ -307,12 +307,34 @@ def test_a_scale_of_another_shape_is_refused(directory: Path, tmp_path: Path, sh
     refused(directory, tmp_path, r"k_proj.weight_scale_inv .* has shape .*\[32, 64\] needs \[1, 2\]")
 
 
+@pytest.mark.parametrize("settings", [None, {"quant_method": "fp8"}])
+def test_without_a_block_in_config_json_the_text_asks_for_one(
+    directory: Path, tmp_path: Path, settings: dict[str, Any] | None
+) -> None:
+    checkpoints.edit_json(directory / "config.json", {"quantization_config": settings})
+    wanted = r"needs \[\] or \[1\] or \[1, 1\] or \[64\] or \[64, 1\]\. .* says no block.*weight_block_size"
+    refused(directory, tmp_path, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8"])
+def test_other_types_of_8_bits_are_named_before_their_scales(
+    directory: Path, tmp_path: Path, dtype: str
+) -> None:
+    """Scales that belong to no FP8 tensor would be unknown tensors."""
+    file = directory / "model.safetensors"
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].replace(b'"F8_E4M3"', f'"{dtype}"'.encode())
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+    refused(directory, tmp_path, rf"is stored as {dtype}; expected .*FP8 \(F8_E4M3, F8_E5M2\) with scales")
+
+
 def test_two_scales_a_stray_scale_and_wrong_dtypes_are_refused(directory: Path, tmp_path: Path) -> None:
     scale = np.ones((1, 2), np.float32)
     edit(directory, {NAME + "_scale": scale})
     refused(directory, tmp_path, f"{NAME} has two scales")
     edit(directory, {"model.norm.weight_scale": np.ones(1, np.float32)}, (NAME + "_scale",))
-    refused(directory, tmp_path, "1 tensors are not part of the model .*model.norm.weight_scale")
+    refused(directory, tmp_path, "1 tensor is not part of the model .*model.norm.weight_scale")
     edit(directory, {NAME + "_scale_inv": scale.astype(np.int32)}, ("model.norm.weight_scale",))
     refused(directory, tmp_path, "k_proj.weight_scale_inv .* is I32")
 
@@ -343,6 +365,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     (BLOCKS | {"weight_block_size": [0, 128]}, "weight_block_size"),
     (BLOCKS | {"expert_dtype": "fp4"}, "quantization_config.expert_dtype = 'fp4'; expected 'fp8'"),
     (BLOCKS | {"fmt": "e3m4"}, "quantization_config.fmt = 'e3m4'"),
+    (BLOCKS | {"fmt": "e4m3fnuz"}, "fmt = 'e4m3fnuz'.*of types e4m3fn and e5m2"),
     (BLOCKS | {"rotation": "hadamard"}, "quantization_config.rotation = 'hadamard'"),
     ({"quant_method": "awq"}, "quant_method.*'awq'.*compressed-tensors"),
     ({"bits": 8}, "quantization_config = .*bits"),

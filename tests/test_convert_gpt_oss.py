@@ -268,7 +268,7 @@ def test_damaged_mxfp4_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match=match):
             convert(source, tmp_path / "m.colibri")
     checkpoints.edit_tensors(source, {}, remove=[name])
-    with pytest.raises(ConversionError, match="1 tensors are absent: .*down_proj_scales"):
+    with pytest.raises(ConversionError, match="1 tensor is absent: .*down_proj_scales"):
         convert(source, tmp_path / "m.colibri")
 
 

@@ -80,11 +80,11 @@ def test_layers_beyond_the_model_are_left_out_and_listed(tmp_path: Path) -> None
 )
 def test_settings_that_do_not_fit_are_refused_by_name(key: str, value: Any, tmp_path: Path) -> None:
     source = checkpoints.glm4_moe(tmp_path / "hf", config_extra={key: value})
-    with pytest.raises(ConversionError, match="elements of head_dim" if "rotary" in key else key):
+    with pytest.raises(ConversionError, match=key):
         convert(source, tmp_path / "m.colibri")
 
 
 def test_groups_too_small_for_the_choice_are_refused(tmp_path: Path) -> None:
     source = checkpoints.glm4_moe(tmp_path / "hf", groups=(4, 1), n_experts_used=3)
-    with pytest.raises(ConversionError, match="topk_group = 1; expected groups that hold"):
+    with pytest.raises(ConversionError, match="topk_group = 1; expected groups, of n_group = 4, that hold"):
         convert(source, tmp_path / "m.colibri")

@@ -91,7 +91,7 @@ def test_the_cache_holds_one_latent_for_all_heads(tmp_path: Path) -> None:
 )
 def test_settings_that_do_not_fit_are_refused_by_name(key: str, value: Any, tmp_path: Path) -> None:
     source = checkpoints.deepseek_v3(tmp_path / "hf", config_extra={key: value})
-    named = {"kv_lora_rank": "kv_a_proj", "qk_rope_head_dim": "elements of head_dim", "v_head_dim": "_proj"}
+    named = {"kv_lora_rank": "kv_a_proj", "qk_rope_head_dim": "qk_rope_head_dim", "v_head_dim": "_proj"}
     with pytest.raises(ConversionError, match=named.get(key, key)):
         convert(source, tmp_path / "m.colibri")
 

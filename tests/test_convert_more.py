@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import checkpoints
-from checkpoint_makers import FAMILIES
+from checkpoints import FAMILIES
 from colibri.convert import convert
 from colibri.errors import ConversionError
 from colibri.format import read_blobs, read_container, read_entry, read_json_blob
@@ -42,6 +42,22 @@ FIELDS: dict[str, dict[str, Any]] = {
         "n_experts": [0, 4, 0, 4],
         "n_ff_shared": 48,
     },
+    "gemma4_text": {
+        "window": [24, 24, 0],
+        "rope_set": [1, 1, 0],
+        "parallel_dense": 1,
+        "value_norm": 1,
+        "layer_scale": 1,
+        "router_expert_scale": 1,
+        "n_experts": [6, 6, 6],
+        "n_kv_heads": 2,
+        "own_kv_heads": [0, 0, 1],
+        "head_dim": 16,
+        "own_head_dim": [0, 0, 32],
+        "rope_dim": 32,
+        "attn_scale": 1.0,
+        "output_cap": 2.0,
+    },
     "gemma3_text": {
         "window": [24, 24, 0, 24],
         "rope_set": [1, 1, 0, 1],
@@ -50,6 +66,29 @@ FIELDS: dict[str, dict[str, Any]] = {
         "embed_scale": 8.0,
         "attn_scale": pytest.approx(24**-0.5),
         "ffn_cubic": pytest.approx(0.044715),
+    },
+    "lfm2_moe": {
+        "mixer": [1, 1, 0, 1],
+        "delta_heads": 64,
+        "delta_key_heads": 1,
+        "delta_key_dim": 0,
+        "delta_value_dim": 1,
+        "conv_width": 3,
+        "qk_norm": 1,
+        "n_experts": [0, 8, 8, 8],
+        "n_ff": 96,
+        "router_score": 1,
+        "router_bias": 1,
+        "router_norm": 1,
+        "router_norm_add": pytest.approx(1e-6),
+        "tied_output": 1,
+    },
+    "lfm2": {
+        "mixer": [1, 1, 0],
+        "n_experts": [0] * 3,
+        "n_ff": 96,
+        "router_score": 0,
+        "norm_eps": pytest.approx(1e-5),
     },
 }
 
@@ -69,7 +108,7 @@ def tensors_only(path: Path) -> bytes:
     return b"".join(read_entry(container, e.name) for e in container.entries if e.kind != "blob")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FIELDS)
 def test_fields_of_each_family(tmp_path: Path, family: str) -> None:
     report = convert(FAMILIES[family](tmp_path / "hf"), tmp_path / "m.colibri")
     config = read_container(report.path).config
@@ -106,6 +145,40 @@ def test_rows_that_rotate_as_neighbours_are_set_apart(tmp_path: Path, family: st
         assert np.array_equal(
             entry(path, f"layers.1.attn_{part}"), by_head.swapaxes(1, 2).reshape(rows.shape)
         )
+
+
+def test_values_made_of_the_weights_of_keys(tmp_path: Path) -> None:
+    path = convert(FAMILIES["gemma4_text"](tmp_path / "hf"), tmp_path / "m.colibri", "f32").path
+    for layer, same in ((0, False), (2, True)):
+        key, value = (entry(path, f"layers.{layer}.attn_{part}") for part in "kv")
+        assert np.array_equal(key, value) == same
+    full, local = np.split(entry(path, "rope_inv_freq"), 2)
+    assert np.allclose(full, [*(1e6 ** (-n / 16) for n in range(4)), *[0] * 12])
+    assert (local[:8] > 0).all() and not local[8:].any()
+
+
+def test_values_have_weights_of_their_own_where_the_config_says_so(tmp_path: Path) -> None:
+    """In a layer of the other kind no weight of keys stands in, and none of values is passed over."""
+    value = "model.layers.{}.self_attn.v_proj.weight"
+    source = FAMILIES["gemma4_text"](tmp_path / "without")
+    checkpoints.edit_tensors(source, {}, remove=[value.format(1)])
+    with pytest.raises(ConversionError, match="layers.1.self_attn.v_proj.weight"):
+        convert(source, tmp_path / "m.colibri")
+    source = FAMILIES["gemma4_text"](tmp_path / "with")
+    checkpoints.edit_tensors(source, {value.format(2): np.zeros((32, 64), np.float32)})
+    with pytest.raises(ConversionError, match="not part of the model.*layers.2.self_attn.v_proj"):
+        convert(source, tmp_path / "m.colibri")
+
+
+def test_heads_by_layer_in_either_spelling(tmp_path: Path) -> None:
+    old = FAMILIES["gemma4_text"](tmp_path / "old")
+    new = FAMILIES["gemma4_text"](tmp_path / "new")
+    own = {"per_layer_config": {"2": {"head_dim": 32, "num_key_value_heads": 1}}}
+    checkpoints.edit_json(new / "config.json", own, remove=["global_head_dim", "num_global_key_value_heads"])
+    paths = [convert(one, tmp_path / f"{one.name}.colibri").path for one in (old, new)]
+    assert read_container(paths[0]).config == read_container(paths[1]).config
+    key, value = (entry(paths[1], f"layers.2.attn_{part}") for part in "kv")
+    assert key.shape == (32, 64) and np.array_equal(key, value)
 
 
 def test_entries_without_a_source_are_made(tmp_path: Path) -> None:
@@ -174,7 +247,7 @@ def wrapped(
         "tie_word_embeddings": False,
     }
     checkpoints.edit_json(source / "config.json", outer, remove=[key for key in text if key not in outer])
-    others = [f"{tower}.layers.0.weight", "multi_modal_projector.weight"]
+    others = [f"{tower}.layers.0.weight", f"{tower}.norm.weight"]
     checkpoints.edit_tensors(source, {name: np.zeros((3, 2), np.float32) for name in others})
     (source / "generation_config.json").unlink()
     return source, others
@@ -196,6 +269,7 @@ def test_what_a_norm_takes_away_again_scales_nothing(tmp_path: Path) -> None:
 WRAPPED = [
     ("llama4_text", "llama4", "Llama4ForConditionalGeneration", "vision_model"),
     ("gemma3_text", "gemma3", "Gemma3ForConditionalGeneration", "vision_tower"),
+    ("gemma4_text", "gemma4", "Gemma4ForConditionalGeneration", "embed_vision"),
 ]
 
 
@@ -209,6 +283,25 @@ def test_the_text_of_a_larger_model(
     assert tensors_only(report.path) == tensors_only(plain)
     assert sorted(report.ignored_tensors) == sorted(others) and report.model_type == model_type
     assert read_json_blob(read_blobs(report.path), "generation.json")["eos_ids"] == [2, 4]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_larger_model_says_whether_its_head_is_tied(tmp_path: Path, tied: bool) -> None:
+    """What text_config says of it has no effect in Transformers 5.24."""
+    source, _ = wrapped(tmp_path / "hf", *WRAPPED[0])
+    text = checkpoints.read_config(source)["text_config"] | {"tie_word_embeddings": not tied}
+    changes = {"text_config": text, "tie_word_embeddings": tied}
+    checkpoints.edit_json(source / "config.json", changes)
+    path = convert(source, tmp_path / "m.colibri").path
+    assert read_container(path).config["tied_output"] == 0  # two tensors that differ
+    checkpoints.edit_tensors(source, {}, remove=["language_model.lm_head.weight"])
+    if tied:
+        assert read_container(convert(source, path).path).config["tied_output"] == 1
+        return
+    with pytest.raises(
+        ConversionError, match="lm_head.weight.*tie_word_embeddings: true, beside text_config"
+    ):
+        convert(source, path)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +346,17 @@ def test_what_stands_beside_the_text_may_not_change_it(
         ("llama4_text", {"no_rope_layers": [1, 1]}, "no_rope_layers"),
         ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
         ("llama4_text", {"moe_layers": "all"}, "moe_layers"),
+        ("gemma4_text", {"global_head_dim": 0}, "global_head_dim = 0"),
+        ("gemma4_text", {"num_global_key_value_heads": 3}, "num_global_key_value_heads = 3"),
+        ("gemma4_text", {"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
+        ("gemma4_text", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input = 8"),
+        ("gemma4_text", {"num_kv_shared_layers": 1}, "num_kv_shared_layers = 1"),
+        ("gemma4_text", {"use_double_wide_mlp": True}, "use_double_wide_mlp = True"),
+        ("gemma4_text", {"top_k_experts": 7}, "top_k_experts = 7"),
+        ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config"),
+        ("gemma4_text", {"per_layer_config": {"2": {"head_dim": 0}}}, "head_dim = 0"),
+        ("gemma4_text", {"per_layer_config": {"2": {"num_key_value_heads": 3}}}, "a divisor of"),
+        ("gemma4_text", {"per_layer_config": {"2": {"head_size": 32}}}, "head_size"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
         (
             "gemma3_text",

@@ -175,7 +175,7 @@ def test_what_encoding_refuses() -> None:
         for ids, sequence, error, match in (
             ([5] * 33, 0, ContextFullError, "33 tokens.*allow 32"),
             ([], 0, ArgumentError, "at least one id"),
-            ([5, run.n_vocab], 0, ArgumentError, r"source\[0\].ids\[1\]"),
+            ([5, run.n_vocab], 0, ArgumentError, r"^ids\[1\]: expected 0 to"),
             ([5], 2, ArgumentError, "sequence: expected 0 to 1, found 2"),
             ([5], -1, ArgumentError, "found -1"),
         ):

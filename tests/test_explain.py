@@ -88,6 +88,13 @@ def test_what_depends_on_a_key_is_what_is_said(tmp_path: Path) -> None:
     assert found["num_nextn_predict_layers"] == {"layers left out"}
 
 
+def test_settings_by_kind_of_layer_and_sources_of_single_layers(tmp_path: Path) -> None:
+    found = fields_of(explain(checkpoints.FAMILIES["gemma4_text"](tmp_path / "g")))
+    assert found["rope_parameters"] == {"rope_inv_freq"}
+    assert found["attention_k_eq_v"] == {"own_kv_heads", "source of layers.2.attn_v"}
+    assert found["global_head_dim"] == {"own_head_dim", "rope_dim", "rope_inv_freq"}
+
+
 def test_reasons(tmp_path: Path) -> None:
     extra = {"pretraining_tp": 1, "attention_dropout": 0.5, "unknown_but_null": None}
     source = checkpoints.glm4_moe(tmp_path / "hf", config_extra=extra, tied=True, lm_head=True)

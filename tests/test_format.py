@@ -267,7 +267,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     ("change", "text"),
     [
         ({"n_heads": 0}, "n_heads.*1 to 4096"),
-        ({"n_heads": 2.0}, "n_heads.*expected int"),
+        ({"n_heads": 2.0}, "n_heads.*expected an integer"),
         ({"n_heads": True}, "n_heads"),
         ({"norm_eps": float("nan")}, "norm_eps"),
         ({"attn_scale": float("inf")}, "attn_scale"),

@@ -48,7 +48,7 @@ def as_blocks(data: npt.NDArray[np.uint8], dtype: str) -> Blocks:
 def test_panels_hold_the_same_values(dtype: str, rows: int, cols: int) -> None:
     found = as_blocks(random_blocks(dtype, rows, cols, rows + cols), dtype)
     wanted = blocks.widen(found)
-    packed = repack(found, "w", 0)
+    packed = repack(found, str)
     assert packed.nbytes == quantize.matrix_bytes(rows, cols, HELD[dtype])
     got = quantize.unpack(packed, rows, cols, HELD[dtype])
     if dtype == "MXFP4":  # the package spells -0 as 0
@@ -60,7 +60,7 @@ def test_panels_hold_the_same_values(dtype: str, rows: int, cols: int) -> None:
 @pytest.mark.parametrize("cols", [32, 96, 288, 576])
 def test_narrow_groups_need_no_256_columns(dtype: str, cols: int) -> None:
     found = as_blocks(random_blocks(dtype, 20, cols), dtype)
-    got = quantize.unpack(repack(found, "w", 0), 20, cols, HELD[dtype])
+    got = quantize.unpack(repack(found, str), 20, cols, HELD[dtype])
     assert np.array_equal(got, blocks.widen(found))
 
 
@@ -68,7 +68,7 @@ def test_narrow_groups_need_no_256_columns(dtype: str, cols: int) -> None:
 def test_rows_that_do_not_exist_are_as_the_format_has_them(dtype: str) -> None:
     """Codes are those of zeros, and every scale is 0 bits."""
     type = HELD[dtype]
-    ours = np.frombuffer(repack(as_blocks(random_blocks(dtype, 3, 512), dtype), "w", 0), np.uint8)
+    ours = np.frombuffer(repack(as_blocks(random_blocks(dtype, 3, 512), dtype), str), np.uint8)
     zeros = np.zeros((16, 512), np.float32)
     packed = bytes(len(ours)) if type == "mxfp4" else quantize.pack(zeros, type)
     quants = {"q8": 512, "q4": 256, "q6": 384, "mxfp4": 256}[type] * 512 // 32
@@ -91,8 +91,8 @@ def test_rows_that_do_not_exist_are_as_the_format_has_them(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", PACKED)
 def test_blocks_of_rows_join_to_the_whole(dtype: str) -> None:
     data = random_blocks(dtype, 50, 512)
-    whole = bytes(repack(as_blocks(data, dtype), "w", 0))
-    parts = (repack(as_blocks(data[at : at + 16], dtype), "w", at) for at in range(0, 50, 16))
+    whole = bytes(repack(as_blocks(data, dtype), str))
+    parts = (repack(as_blocks(data[at : at + 16], dtype), str) for at in range(0, 50, 16))
     assert b"".join(map(bytes, parts)) == whole
 
 
@@ -102,23 +102,25 @@ def test_scales_that_are_not_finite_are_refused_by_place(dtype: str, bits: int) 
     for at in SCALES.get(dtype, (0,)):
         data = random_blocks(dtype, 40, 512)
         data[37, -1, at : at + 2] = np.array([bits], "<u2").view(np.uint8)
-        with pytest.raises(ConversionError, match=rf"w\[1037\] \({dtype}\) has a scale that is not finite"):
-            repack(as_blocks(data, dtype), "w", 1000)
+        with pytest.raises(
+            ConversionError, match=rf"w\[1037\]: its row in {dtype} has a scale"
+        ):
+            repack(as_blocks(data, dtype), lambda row: f"w[{1000 + row}]")
 
 
 def test_what_only_ggml_can_spell_is_refused() -> None:
     data = random_blocks("Q8_0", 20, 64)
     data[18, 1, 33] = 0x80
-    with pytest.raises(ConversionError, match=r"w\[18\] .* the code -128"):
-        repack(as_blocks(data, "Q8_0"), "w", 0)
+    with pytest.raises(ConversionError, match=r"18: its row .* the code -128"):
+        repack(as_blocks(data, "Q8_0"), str)
     data = random_blocks("Q4_K", 20, 512)
     data[5, 1, 3] |= 0x80
-    with pytest.raises(ConversionError, match=r"w\[5\] .* a negative scale"):
-        repack(as_blocks(data, "Q4_K"), "w", 0)
+    with pytest.raises(ConversionError, match=r"5: its row .* a negative scale"):
+        repack(as_blocks(data, "Q4_K"), str)
     data = random_blocks("MXFP4", 20, 64)
     data[19, 1, 0] = 253
-    with pytest.raises(ConversionError, match=r"w\[19\] .* a scale above 252"):
-        repack(as_blocks(data, "MXFP4"), "w", 0)
+    with pytest.raises(ConversionError, match=r"19: its row .* a scale above 252"):
+        repack(as_blocks(data, "MXFP4"), str)
 
 
 def test_the_next_larger_type_is_no_smaller() -> None:

@@ -41,6 +41,20 @@ RULES: dict[str, dict[str, Any]] = {
     "queries scaled by position": {"temperature_step": 50, "rope_set": [2, 0]},
     "weights on what experts read": {"router_score": 2, "router_on_input": 1, "router_norm": 0},
     "what is added is normalised": {"post_norm": 1},
+    "values normalised": {"value_norm": 1},
+    "heads of a layer's own": {"own_head_dim": [0, 20], "own_kv_heads": [4, 1]},
+    "narrower heads of a layer's own, all that": {
+        "own_head_dim": [5, 0],
+        "qk_norm": 1,
+        "attn_qkv_bias": 1,
+        "attn_gate": 1,
+        "attn_sinks": 1,
+        "value_norm": 1,
+        "window": [0, 150],
+    },
+    "a factor behind each layer": {"post_norm": 1, "layer_scale": 1},
+    "a dense feed-forward beside the experts": {"post_norm": 1, "parallel_dense": 1},
+    "a factor of each expert": {"router_expert_scale": 1},
     "GELU": {"ffn_alpha": 1.5957691216, "ffn_cubic": 0.044715},
     "capped logits": {"output_cap": 2.0},
     "a scale of embeddings": {"embed_scale": 12.0},
@@ -145,8 +159,11 @@ class File:
         """What a block adds, normalised where the config says so."""
         if not self.config["post_norm"]:
             return y
+        return self.rms(y, name + "_post_norm")
+
+    def rms(self, y: Array, name: str) -> Array:
         mean = np.mean(y * y, axis=-1, keepdims=True)
-        return np.asarray(y / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name + "_post_norm"))
+        return np.asarray(y / np.sqrt(mean + self.config["norm_eps"]) * self.vector(name))
 
 
 def attention(
@@ -155,19 +172,23 @@ def attention(
     """x [n, n_embd] normalised; keys [m, n_embd]: all of them are seen, else those of x up to each row;
     biases: the name of a vector by head and distance."""
     config, n, m = file.config, len(x), len(x if keys is None else keys)
+    layer = int(at.split(".")[1])
+    head_dim = config["own_head_dim"][layer] or config["head_dim"]
 
     def heads(rows: Array, part: str) -> Array:
         made = rows @ file.matrices(f"{at}attn_{part}")[0].T + file.vector(f"{at}attn_{part}_bias")
-        made = made.reshape(len(rows), -1, config["head_dim"])
+        made = made.reshape(len(rows), -1, head_dim)
+        if part == "v" and config["value_norm"]:
+            return np.asarray(made / np.sqrt(np.mean(made**2, axis=-1, keepdims=True) + config["norm_eps"]))
         return file.norm(made, f"{at}attn_{part}_norm", False) if config["qk_norm"] and part != "v" else made
 
     q, k, v = heads(x, "q"), *(heads(x if keys is None else keys, part) for part in "kv")
-    sinks, group = file.vector(at + "attn_sinks", -np.inf), config["n_heads"] // config["n_kv_heads"]
+    sinks, group = file.vector(at + "attn_sinks", -np.inf), config["n_heads"] // k.shape[1]
     out = np.empty_like(q)
     query, key = np.indices((n, m))
     first = query // (window or n) * window if config["window_aligned"] else query + 1 - (window or n)
     seen = (key <= query) & (key >= first) | (keys is not None)
-    if (step := config["temperature_step"]) and config["rope_set"][int(at.split(".")[1])] == 2:
+    if (step := config["temperature_step"]) and config["rope_set"][layer] == 2:
         q = q * (1 + file.vector("attn_temperature")[(np.arange(n) + 1) // step])[:, None, None]
     span = config["attn_bias_span"]
     by_distance = file.vector(biases).reshape(config["n_heads"], -1) if biases and span else None
@@ -203,7 +224,8 @@ def gated(file: File, x: Array, parts: list[Array], biases: list[Any] | None = N
     return out
 
 
-def experts(file: File, at: str, x: Array, capacity: int = 0) -> Array:
+def experts(file: File, at: str, x: Array, capacity: int = 0, read: Array | None = None) -> Array:
+    """x is what the router reads, and the experts where `read` is not given."""
     config = file.config
     logits = x @ file.matrices(at + "router")[0].T + file.vector(at + "router_logit_bias")
     n_ff, n_embd = config["n_ff_expert"], config["n_embd"]
@@ -216,6 +238,8 @@ def experts(file: File, at: str, x: Array, capacity: int = 0) -> Array:
         weights /= weights.sum() if config["router_norm"] else np.exp(logits[row] - logits[row].max()).sum()
         if config["router_score"] == 2:
             weights = 1 / (1 + np.exp(-logits[row, best]))
+        if config["router_expert_scale"]:
+            weights *= file.vector(at + "router_expert_scale")[best]
         for expert, weight in zip(best, weights, strict=True):
             taken[expert] += 1
             if capacity and taken[expert] > capacity:
@@ -229,7 +253,7 @@ def experts(file: File, at: str, x: Array, capacity: int = 0) -> Array:
             if config["router_on_input"]:
                 y[row] += gated(file, weight * x[row], parts)
             else:
-                y[row] += weight * gated(file, x[row], parts, biases)
+                y[row] += weight * gated(file, (x if read is None else read)[row], parts, biases)
     return y
 
 
@@ -254,14 +278,18 @@ def stack(file: File, layers: range, ids: npt.ArrayLike, source: Array | None) -
             mixed = attention(file, at + "cross_", normed, 0, source)
             x = x + added * file.after(mixed, at + "cross_attn")
         normed = file.norm(x, at + "ffn_norm")
-        if config["n_experts"][layer]:
-            said = experts(file, at, normed, config["expert_capacity"] if encoder else 0)
-            x = x + added * file.after(said, at + "ffn")
-            continue
         names = [part for part in ("gate", "up", "down") if f"{at}ffn_{part}" in file.entries]
         parts = [file.matrices(f"{at}ffn_{part}")[0] for part in names]
-        said = gated(file, normed, parts, [file.vector(f"{at}ffn_{part}_bias") for part in names])
+        if config["n_experts"][layer] and config["parallel_dense"]:
+            out = experts(file, at, file.rms(x, at + "router_norm"), read=file.rms(x, at + "expert_norm"))
+            said = file.rms(gated(file, normed, parts), at + "dense_post_norm")
+            said = said + file.rms(out, at + "expert_post_norm")
+        elif config["n_experts"][layer]:
+            said = experts(file, at, normed, config["expert_capacity"] if encoder else 0)
+        else:
+            said = gated(file, normed, parts, [file.vector(f"{at}ffn_{part}_bias") for part in names])
         x = x + added * file.after(said, at + "ffn")
+        x = x * file.vector(at + "layer_scale", 1.0)
     found: Array = x
     return found
 

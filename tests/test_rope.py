@@ -101,8 +101,8 @@ def test_longrope_is_short_unless_more_is_asked_for(tmp_path: Path) -> None:
         (None, ORIGINAL, "short_factor", "context=512 makes one for longer"),
         (ORIGINAL, ORIGINAL, "short_factor", ""),
         (40, 40, "short_factor", ""),
-        (65, 65, "long_factor", "Transformers takes others for shorter texts"),
-        (512, 512, "long_factor", "Transformers takes others for shorter texts"),
+        (65, 65, "long_factor", "The model has others for shorter texts"),
+        (512, 512, "long_factor", "The model has others for shorter texts"),
     ):
         report = made(tmp_path, source, context)
         assert np.allclose(frequencies(report), plain / np.array(divisors[name], np.float32), rtol=1e-6)
@@ -114,6 +114,22 @@ def test_longrope_is_short_unless_more_is_asked_for(tmp_path: Path) -> None:
     with engine(made(tmp_path, source).path) as run:  # the short side, through the engine
         found = run.feed(IDS[:ORIGINAL])
     assert np.abs(found - oracle.forward(oracle.load(source), IDS[:ORIGINAL])[0]).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["phimoe", "llama"])
+def test_what_transformers_does_otherwise_is_said_where_it_does(family: str, tmp_path: Path) -> None:
+    """PhimoeRotaryEmbedding of Transformers 5.24 asks for the frequencies of no length, which are the short
+    ones, at every length; others take the long ones beyond the original."""
+    settings = LONGROPE["rope_scaling"] | {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}  # type: ignore[operator]
+    settings |= {"short_mscale": 1.2, "long_mscale": 1.2} if family == "phimoe" else {}
+    rope = {"rope_theta": 1e4, "rope_scaling": settings}
+    source = checkpoints.FAMILIES[family](tmp_path / "hf", rope=rope)
+    for context, is_long in ((None, False), (ORIGINAL, False), (ORIGINAL + 1, True)):
+        report = made(tmp_path, source, context)
+        assert np.isclose(frequencies(report)[0], 0.5 if is_long else 1.0)
+        text = "; ".join(report.notes)
+        assert ("Transformers 5.24 ignores long_factor" in text) == (is_long and family == "phimoe")
+        assert "Transformers takes" not in text
 
 
 def test_longrope_scale_comes_from_the_first_of_three(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ RULES: dict[str, dict[str, Any]] = {
     "in turn, all logits": {"router_near": 900.0},
     "sigmoid": {"router_score": 1},
     "sigmoid, norm": {"router_score": 1, "router_norm": 1},
+    "sigmoid, norm by more": {"router_score": 1, "router_norm": 1, "router_norm_add": 0.3},
     "sigmoid, bias, norm, scale": {
         "router_score": 1,
         "router_bias": 1,
@@ -112,7 +113,9 @@ def choose(
     experts = np.argsort(-choice, kind="stable")[:USED]
     weights = scores[experts]
     if rule.get("router_norm"):
-        weights = weights / max(weights.sum() + 1e-20, rule.get("router_norm_min", 0))
+        weights = weights / max(
+            weights.sum() + 1e-20 + rule.get("router_norm_add", 0), rule.get("router_norm_min", 0)
+        )
     return experts.tolist(), (weights * rule.get("router_scale", 1)).tolist()
 
 
@@ -187,6 +190,15 @@ def test_saturated_sigmoids_are_told_apart_by_their_logits(score: int, best: boo
         ({"router_on_input": 1, "ffn_cubic": 1.0}, "router_on_input goes without"),
         ({"router_on_input": 1, "ffn_limit": 1.0}, "router_on_input goes without"),
         ({"router_on_input": 1, "ffn_up_offset": 1.0}, "router_on_input goes without"),
+        ({"parallel_dense": 1}, "parallel_dense needs post_norm"),
+        ({"parallel_dense": 1, "post_norm": 1, "layer_norm": 1}, "parallel_dense needs post_norm"),
+        ({"parallel_dense": 1, "post_norm": 1, "n_ff_shared": 8}, "parallel_dense needs post_norm"),
+        ({"parallel_dense": 1, "post_norm": 1, "expert_bias": 1}, "parallel_dense needs post_norm"),
+        ({"layer_scale": 1}, "layer_scale needs post_norm"),
+        ({"own_kv_heads": [0, 3]}, "not a multiple of a layer's"),
+        ({"own_head_dim": [0, 5], "rope_dim": 8}, "is odd"),
+        ({"own_head_dim": [2, 4], "rope_dim": 6}, "larger than every head"),
+        ({"own_head_dim": [0, 4], "n_encoder_layers": 1}, "own_head_dim and own_kv_heads go without"),
         ({"rope_set": [1, 0]}, "a layer's rope_set"),
         ({"router_near": 0.1, "router_score": 1}, "router_near goes without"),
         ({"router_near": 0.1, "router_bias": 1}, "router_near goes without"),

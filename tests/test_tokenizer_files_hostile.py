@@ -25,6 +25,7 @@ def refused(file: Path, settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ConversionError, match=match) as caught:
         tokenizer_json(file, settings)
     assert len(str(caught.value)) < 700
+    assert f"{file} has" not in str(caught.value)  # before a text that may be a sentence
 
 
 def message(*parts: tuple[int, bytes | int | float]) -> bytes:

@@ -44,14 +44,14 @@ def reference(directory: Path, ids: list[int]) -> tuple[Float32, dict[str, npt.N
     k = getattr(model.config, "num_experts_per_tok", 0)
     seen: list[tuple[Any, ...]] = []
     hooks = [
-        module.register_forward_hook(lambda _module, _args, out: seen.append(out))
+        module.register_forward_hook(lambda module, args, out: seen.append(decided(module, args, out, k)))
         for module in model.modules()
-        if type(module).__name__.endswith(("TopKRouter", "TopkRouter", "4Router"))
+        if type(module).__name__.endswith(("TopKRouter", "TopkRouter", "4Router", "4TextRouter"))
     ]
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
         routing = {
-            key: np.stack([decided(out, k)[i].numpy() for out in seen])
+            key: np.stack([out[i].numpy() for out in seen])
             for i, key in enumerate(("logits", "weights", "experts"))
             if seen
         }
@@ -64,12 +64,16 @@ def reference(directory: Path, ids: list[int]) -> tuple[Float32, dict[str, npt.N
     return logits, routing, tokens
 
 
-def decided(out: tuple[Any, ...], k: int) -> tuple[Any, ...]:
-    """(gate logits, weights, experts) of a router; one kind returns (weights of all experts, gate logits)."""
-    if len(out) == 3:
-        return out
-    weights, experts = out[0].topk(k)
-    return out[1], weights, experts
+def decided(module: Any, args: tuple[Any, ...], out: tuple[Any, ...], k: int) -> tuple[Any, ...]:
+    """(gate logits, weights, experts) of a router. One kind returns (weights of all experts, gate logits),
+    another has probabilities in the place of gate logits."""
+    if len(out) == 2:
+        weights, experts = out[0].topk(k)
+        return out[1], weights, experts
+    if hasattr(module, "per_expert_scale"):
+        logits = module.proj(module.norm(args[0]) * module.scale * module.scalar_root_size)
+        return logits, *out[1:]
+    return out
 
 
 def faults(variant: Variant, directory: Path, logits: Float32, tokens: list[int]) -> list[str]:

@@ -20,6 +20,7 @@ Config = dict[str, Any]  # int, float, or a list of int with one value per layer
 CONFIG_AT = 64  # byte where the config section begins
 _RECORD = struct.Struct("<HBBI")
 _FIELD_TYPES = {"int": 1, "float": 2}
+_KINDS = {"int": "an integer", "float": "a number"}
 
 
 def config_schema() -> list[dict[str, Any]]:
@@ -69,8 +70,8 @@ def _checked(field: Mapping[str, Any], value: Any, error: type[Exception]) -> in
         if field["min"] <= number <= field["max"]:
             return number
     raise error(
-        f"Config field {field['name']} ({field['doc']}): expected {field['type']} from {field['min']} to "
-        f"{field['max']}, found {value!r:.80}."
+        f"Config field {field['name']} ({field['doc']}): expected {_KINDS[field['type']]} from "
+        f"{field['min']:.10g} to {field['max']:.10g}, found {value!r:.80}."
     )
 
 

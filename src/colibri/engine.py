@@ -28,10 +28,9 @@ from colibri.drawing import drawer
 from colibri.errors import ArgumentError, UnsupportedError
 from colibri.format import read_blobs
 from colibri.generate import Generation, NoText, Stream, Work
-from colibri.model_facts import config_of, generation_rules
+from colibri.model_facts import config_of, text_rules
 from colibri.sampling import Options, Sampling
 from colibri.sequences import Progress, Sequences
-from colibri.sources import source_rules
 from colibri.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -131,23 +130,9 @@ class Model:
         failed = weakref.finalize(self, _end, fetching, handle)  # until there is a context
         self.memory: MemoryPlan = native.plan(handle, params)
         blobs = read_blobs(path)
-        rules = generation_rules(blobs)
+        rules, self._rules, self._tokenizer = text_rules(blobs, self.config)
         self._defaults, self._end_ids = rules["defaults"], rules["eos_ids"]
         self._template_names = rules["special_tokens"]
-        self._rules = (
-            source_rules(rules["encoder"], info.n_vocab) if self.config["n_encoder_layers"] else None
-        )
-        self._tokenizer = (
-            Tokenizer(
-                blobs["tokenizer.json"],
-                bos_id=rules["bos_id"],
-                eos_ids=rules["eos_ids"],
-                add_bos=rules["add_bos"],
-                n_vocab=info.n_vocab,
-            )
-            if "tokenizer.json" in blobs
-            else None
-        )
         template = blobs.get("chat_template.jinja")
         self.chat_template = None if template is None else template.decode("utf-8", "replace")
         context_handle = native.init(handle, params)

@@ -101,6 +101,12 @@ class Entry:
         return ()
 
 
+def layer_heads(config: Config, layer: int) -> tuple[int, int]:
+    """Key and value heads of a layer, and the width of a head."""
+    own = config["own_kv_heads"][layer], config["own_head_dim"][layer]
+    return own[0] or config["n_kv_heads"], own[1] or config["head_dim"]
+
+
 def expected_entries(config: Config, types: Types) -> list[Entry]:
     """The tensors of a model in canonical order, without offsets.
 
@@ -112,9 +118,8 @@ def expected_entries(config: Config, types: Types) -> list[Entry]:
 
 def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
     """Lazy, so that a damaged file is refused at its first wrong entry, before a long list is built."""
-    n_vocab, n_embd, head_dim = config["n_vocab"], config["n_embd"], config["head_dim"]
+    n_vocab, n_embd = config["n_vocab"], config["n_embd"]
     n_heads, kv_latent, q_latent = config["n_heads"], config["kv_latent_dim"], config["q_latent_dim"]
-    n_q, n_kv = n_heads * head_dim, config["n_kv_heads"] * head_dim
 
     def of(name: str, count: int) -> tuple[str, ...]:
         return (types,) * count if isinstance(types, str) else types(name)
@@ -137,15 +142,17 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         if q_latent:
             yield matrix(at + "attn_q_latent", q_latent, n_embd)
             yield vector(at + "attn_q_latent_norm", q_latent)
-        yield matrix(at + "attn_q", n_q, q_latent or n_embd)
+        yield matrix(at + "attn_q", n_heads * config["head_dim"], q_latent or n_embd)
         yield matrix(at + "attn_kv_latent", config["rope_dim"] + kv_latent, n_embd)
         yield vector(at + "attn_kv_latent_norm", kv_latent)
         for head in range(n_heads):
-            yield matrix(f"{at}attn_k_up.{head}", kv_latent, head_dim - config["rope_dim"])
+            yield matrix(f"{at}attn_k_up.{head}", kv_latent, config["head_dim"] - config["rope_dim"])
         for head in range(n_heads):
             yield matrix(f"{at}attn_v_up.{head}", config["value_dim"], kv_latent)
 
     def grouped(at: str, layer: int) -> Iterator[Entry]:
+        n_kv_heads, head_dim = layer_heads(config, layer)
+        n_q, n_kv = n_heads * head_dim, n_kv_heads * head_dim
         projections = (("q", n_q), ("k", n_kv), ("v", n_kv))
         for part, rows in projections:
             yield matrix(f"{at}attn_{part}", rows, n_embd)
@@ -159,16 +166,18 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
                 yield vector(f"{at}attn_{part}_norm", rows if config["qk_norm"] == 2 else head_dim)
 
     def delta(at: str) -> Iterator[Entry]:
-        heads, value_dim = config["delta_heads"], config["delta_value_dim"]
-        channels = 2 * config["delta_key_heads"] * config["delta_key_dim"] + heads * value_dim
+        heads, value_dim, key_dim = config["delta_heads"], config["delta_value_dim"], config["delta_key_dim"]
+        channels = 2 * config["delta_key_heads"] * key_dim + heads * value_dim
         yield matrix(at + "delta_qkv", channels, n_embd)
         yield matrix(at + "delta_gate", heads * value_dim, n_embd)
-        yield matrix(at + "delta_beta", heads, n_embd, "f32")
-        yield matrix(at + "delta_decay", heads, n_embd, "f32")
+        yield matrix(at + "delta_beta", heads, n_embd, "f32" if key_dim else None)
+        if key_dim:
+            yield matrix(at + "delta_decay", heads, n_embd, "f32")
         yield vector(at + "delta_conv", channels * config["conv_width"])
-        yield vector(at + "delta_log_rate", heads)
-        yield vector(at + "delta_decay_bias", heads)
-        yield vector(at + "delta_value_norm", value_dim)
+        if key_dim:
+            yield vector(at + "delta_log_rate", heads)
+            yield vector(at + "delta_decay_bias", heads)
+            yield vector(at + "delta_value_norm", value_dim)
         yield matrix(at + "delta_out", n_embd, heads * value_dim)
 
     def attention(at: str, layer: int) -> Iterator[Entry]:
@@ -177,7 +186,8 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
             yield from delta(at)
             return
         yield from latent(at) if kv_latent else grouped(at, layer)
-        yield matrix(at + "attn_out", n_embd, n_heads * config["value_dim"] if kv_latent else n_q)
+        width = config["value_dim"] if kv_latent else layer_heads(config, layer)[1]
+        yield matrix(at + "attn_out", n_embd, n_heads * width)
         if config["attn_out_bias"]:
             yield vector(at + "attn_out_bias", n_embd)
         if config["post_norm"]:
@@ -224,15 +234,24 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
         if config["post_norm"]:
             yield vector(at + "ffn_post_norm", n_embd)
         n_experts = config["n_experts"][layer]
-        if not n_experts:
+        if config["layer_scale"]:
+            yield vector(at + "layer_scale", 1)
+        if not n_experts or config["parallel_dense"]:
             yield from gated(at + "ffn", config["n_ff"])
-            yield from biases(at + "ffn", config["n_ff"], 1)
+            if not n_experts:
+                yield from biases(at + "ffn", config["n_ff"], 1)
+        if not n_experts:
             continue
+        if config["parallel_dense"]:
+            for name in ("router_norm", "expert_norm", "dense_post_norm", "expert_post_norm"):
+                yield vector(at + name, n_embd)
         yield matrix(at + "router", n_experts, n_embd, "f32")
         if config["router_logit_bias"]:
             yield vector(at + "router_logit_bias", n_experts)
         if config["router_bias"]:
             yield vector(at + "router_bias", n_experts)
+        if config["router_expert_scale"]:
+            yield vector(at + "router_expert_scale", n_experts)
         if config["n_ff_shared"]:
             if config["shared_gate"]:
                 yield vector(at + "shared_router", n_embd)
@@ -249,6 +268,7 @@ def iter_tensors(config: Config, types: Types) -> Iterator[Entry]:
 
 _CLASS_OF = dict.fromkeys(("attn", "cross", "delta", "rope", "encoder"), "attention") | {
     "ffn": "dense",
+    "layer": "norms",
     "position": "embedding",
 }
 
@@ -261,7 +281,7 @@ def entry_class(entry: Entry) -> str:
     part = words[2] if words[0] == "layers" else words[0]
     if part in ("embedding", "output"):
         return part
-    if part in ("router", "router_logit_bias", "router_bias", "shared_router"):
+    if part in ("router", "router_logit_bias", "router_bias", "router_expert_scale", "shared_router"):
         return "routers"
     if part.removesuffix("_bias").endswith("_norm"):
         return "norms"

@@ -1,8 +1,9 @@
 """Writes and reads the `.colibri` container (docs/FORMAT.md): header, directory, tensors, blobs.
 
-Owns: byte offsets, checksums, and that a target file is either whole or untouched.
+Owns: checksums, and that a target file is either whole or untouched.
 Refuses: sizes that contradict the config (entries.py says which tensors there must be), anything outside the
-file. Weight layouts are quantize.py's; what a config field means is the engine's.
+file. Where things lie is layout.py's, weight layouts are quantize.py's; what a config field means is the
+engine's.
 """
 
 from __future__ import annotations
@@ -21,10 +22,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from colibri.config import CONFIG_AT, Config, complete_config, decode_config, encode_config
-from colibri.entries import KIND_IDS, KINDS, Entry, Types, expected_entries, iter_tensors
+from colibri.config import CONFIG_AT, Config, decode_config
+from colibri.entries import KINDS, Entry, Types, expected_entries, iter_tensors
 from colibri.errors import ConversionError, ModelFileError, ModelIOError, UnsupportedError
-from colibri.quantize import STORED_IDS, TYPE_NAMES
+from colibri.layout import (
+    ALIGNMENT,
+    CRC_AT,
+    ENTRY,
+    HEADER,
+    LAYOUT_VERSION,
+    MAGIC,
+    PAGE,
+    aligned,
+    head_bytes,
+    lay_out,
+)
+from colibri.quantize import TYPE_NAMES
 
 __all__ = [
     "Container",
@@ -41,13 +54,6 @@ __all__ = [
 
 Progress = Callable[[int, int, str], object]  # (done bytes, total bytes, name)
 
-MAGIC = b"COLIBRI\0"
-LAYOUT_VERSION = 1
-PAGE = 4096
-_ALIGNMENT = 64
-_HEADER = struct.Struct("<8sIIQQQII16s")  # 64 bytes
-_CRC_AT = 44
-_ENTRY = struct.Struct("<64sQQIIB3sI32s")  # 128 bytes
 _CHUNK = 4 << 20
 
 
@@ -59,10 +65,6 @@ class Container:
     bytes: int
     config: Config
     entries: tuple[Entry, ...]
-
-
-def _aligned(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
 
 
 class Writer:
@@ -80,23 +82,11 @@ class Writer:
         blobs: Mapping[str, bytes] | None = None,
     ) -> None:
         self.path = Path(os.path.realpath(path))
-        self.config = complete_config(config)
         self._blobs = dict(blobs or {})
-        tensors = expected_entries(self.config, types)
-        entries = tensors + [Entry(name, "blob", 0, 0, (), len(data)) for name, data in self._blobs.items()]
-        for entry in entries:
-            if len(entry.name.encode()) > 63:
-                raise ConversionError(f"Entry name {entry.name!r} is longer than 63 bytes.")
-        self._config_bytes = encode_config(self.config)
-        self._directory = _aligned(CONFIG_AT + len(self._config_bytes), 64)
-        end = self._directory + _ENTRY.size * len(entries)
-        for i, entry in enumerate(entries):
-            entries[i] = replace(entry, offset=_aligned(end, PAGE if entry.kind == "expert" else _ALIGNMENT))
-            end = entries[i].offset + entry.bytes
-            end = _aligned(end, PAGE) if entry.kind == "expert" else end
-        self.entries = entries
-        self.tensors = tuple(entries[: len(tensors)])
-        self.bytes = end
+        self._layout = lay_out(config, types, self._blobs)
+        self.config, self.bytes = self._layout.config, self._layout.bytes
+        self.entries = list(self._layout.entries)
+        self.tensors = self._layout.entries[: self._layout.n_tensors]
         self._next = 0
         self._part: Path | None = None
 
@@ -115,7 +105,7 @@ class Writer:
                 self._file = part.open("xb", buffering=0)
                 self._part = part
                 _lock(self._file.fileno(), fcntl.LOCK_EX)
-            self._write(b"", self._directory + _ENTRY.size * len(self.entries))
+            self._write(b"", self._layout.data)
         except OSError as error:
             self._abandon()
             raise _io_error("write", self.path, error) from error
@@ -182,25 +172,8 @@ class Writer:
         if self._next != len(self.entries):
             raise ConversionError(f"Entry {self.entries[self._next].name} was never written.")
         self._write(b"", self.bytes)
-        head = bytearray(
-            _HEADER.pack(
-                MAGIC,
-                0x01020304,
-                LAYOUT_VERSION,
-                self.bytes,
-                len(self._config_bytes),
-                self._directory,
-                len(self.entries),
-                0,
-                bytes(16),
-            )
-        )
-        head += self._config_bytes
-        head += bytes(self._directory - len(head))
-        head += b"".join(map(_encode_entry, self.entries))
-        struct.pack_into("<I", head, _CRC_AT, zlib.crc32(head))
         self._file.seek(0)
-        self._write(memoryview(head))
+        self._write(head_bytes(self._layout, self.entries))
         os.fsync(self._file.fileno())
         assert self._part is not None
         os.replace(self._part, self.path)  # before the lock ends: nobody takes it for abandoned
@@ -235,21 +208,6 @@ def _remove_abandoned(directory: Path) -> None:
                 part.unlink()
 
 
-def _encode_entry(entry: Entry) -> bytes:
-    types = bytes(STORED_IDS[type] if type else 0 for type in entry.types)
-    return _ENTRY.pack(
-        entry.name.encode(),
-        entry.offset,
-        entry.bytes,
-        entry.rows,
-        entry.cols,
-        KIND_IDS[entry.kind],
-        types,
-        entry.crc,
-        bytes(32),
-    )
-
-
 def is_container(path: str | os.PathLike[str]) -> bool:
     """Whether it begins like a .colibri file; no pipe does, whose opening would wait for a writer."""
     try:
@@ -267,21 +225,23 @@ def read_container(path: str | os.PathLike[str]) -> Container:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            head = file.read(_HEADER.size)
+            head = file.read(HEADER.size)
             n_entries, config_bytes, directory = _check_header(path, head, size)
-            head += file.read(directory + n_entries * _ENTRY.size - len(head))
+            head += file.read(directory + n_entries * ENTRY.size - len(head))
     except OSError as error:
         raise _io_error("read", path, error) from error
     unsigned = bytearray(head)
-    struct.pack_into("<I", unsigned, _CRC_AT, 0)
-    stored = struct.unpack_from("<I", head, _CRC_AT)[0]
+    struct.pack_into("<I", unsigned, CRC_AT, 0)
+    stored = struct.unpack_from("<I", head, CRC_AT)[0]
     if zlib.crc32(unsigned) != stored:
         raise ModelFileError(
             f"{path}: header and directory do not match their checksum; the file is damaged."
         )
+    if any(head[CONFIG_AT + config_bytes : directory]):
+        raise ModelFileError(f"{path}: bytes behind the config are not 0; it is damaged, convert it again.")
     config = decode_config(head[CONFIG_AT : CONFIG_AT + config_bytes], path)
-    raw = [_ENTRY.unpack_from(head, directory + i * _ENTRY.size) for i in range(n_entries)]
-    entries = _decode_entries(path, raw, directory + n_entries * _ENTRY.size, size)
+    raw = [ENTRY.unpack_from(head, directory + i * ENTRY.size) for i in range(n_entries)]
+    entries = _decode_entries(path, raw, directory + n_entries * ENTRY.size, size)
     _match(path, config, entries)
     return Container(path, size, config, entries)
 
@@ -289,11 +249,11 @@ def read_container(path: str | os.PathLike[str]) -> Container:
 def _check_header(path: Path, head: bytes, size: int) -> tuple[int, int, int]:
     if head[: len(MAGIC)] != MAGIC:
         raise ModelFileError(f"{path} is not a .colibri file: it begins with {head[:8]!r}, not {MAGIC!r}.")
-    if len(head) < _HEADER.size:
+    if len(head) < HEADER.size:
         raise ModelFileError(
             f"{path} has {size} bytes, fewer than a header; it looks incomplete. Copy it again."
         )
-    _, endian, version, file_bytes, config_bytes, directory, n_entries, _, zero = _HEADER.unpack(head)
+    _, endian, version, file_bytes, config_bytes, directory, n_entries, _, zero = HEADER.unpack(head)
     if endian != 0x01020304 or version != LAYOUT_VERSION:
         raise UnsupportedError(
             f"{path} has layout version {version} and byte-order mark {endian:#x}; this version reads "
@@ -305,8 +265,8 @@ def _check_header(path: Path, head: bytes, size: int) -> tuple[int, int, int]:
             "again."
         )
     if (
-        directory != _aligned(CONFIG_AT + config_bytes, 64)
-        or directory + n_entries * _ENTRY.size > size
+        directory != aligned(CONFIG_AT + config_bytes, 64)
+        or directory + n_entries * ENTRY.size > size
         or any(zero)
     ):
         raise ModelFileError(f"{path}: config or directory lie outside the file; it is damaged.")
@@ -337,7 +297,7 @@ def _decode_entries(path: Path, raw: Iterable[tuple[Any, ...]], end: int, size: 
                 f"{path}: directory entry {len(entries)} ({name!r:.70}) has a repeated or broken name, kind "
                 "or weight type; the file is damaged, convert the model again."
             )
-        if offset < end or offset % (PAGE if kind == "expert" else _ALIGNMENT) or offset + n_bytes > size:
+        if offset < end or offset % (PAGE if kind == "expert" else ALIGNMENT) or offset + n_bytes > size:
             raise ModelFileError(
                 f"{path}: {name} ({n_bytes} bytes at {offset}) overlaps another entry, is not aligned or "
                 f"leaves the file of {size} bytes; the file is damaged, convert the model again."

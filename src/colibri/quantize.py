@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -76,13 +77,21 @@ def matrix_bytes(rows: int, cols: int, type: str) -> int:
 
 
 def pack(
-    matrix: Floats, type: str, *, importance: Floats | None = None, name: str = "matrix", first_row: int = 0
+    matrix: Floats,
+    type: str,
+    *,
+    importance: Floats | None = None,
+    name: str = "matrix",
+    first_row: int = 0,
+    place: Callable[[int, int], str] | None = None,
 ) -> memoryview:
     """The bytes of float32 [rows, cols] in `type`.
 
     importance [cols], used by q6 and q4 only: how much squared errors in a column count, such as the mean
-    square of its activations. `name` and `first_row` serve error texts only.
+    square of its activations. `name` and `first_row` serve error texts only, and so does `place`, what to
+    call the number of a row and a column.
     """
+    called = place or (lambda row, col: f"{name}[{first_row + row}, {col}]")
     check_type(type)
     matrix = np.ascontiguousarray(matrix, dtype=np.float32)
     rows, cols = matrix.shape
@@ -92,7 +101,7 @@ def pack(
 
     def pack_block(start: int) -> None:
         block = matrix[start : start + step]
-        _check_values(block, type, name, first_row + start)
+        _check_values(block, type, called, start)
         with np.errstate(all="ignore"):
             panels.fill(out[start // PANEL_ROWS : (start + step) // PANEL_ROWS], block, type, columns)
 
@@ -131,12 +140,12 @@ def _column_costs(importance: Floats, cols: int, name: str) -> Floats:
     return costs
 
 
-def _check_values(block: Floats, type: str, name: str, first_row: int) -> None:
+def _check_values(block: Floats, type: str, called: Callable[[int, int], str], start: int) -> None:
     largest, text = _LIMITS[type]
     if max(float(block.max()), -float(block.min())) <= largest:  # NaN is not
         return
     row, col = (int(i) for i in np.argwhere(~(np.abs(block) <= largest))[0])
-    place, found = f"{name}[{first_row + row}, {col}]", float(block[row, col])
+    place, found = called(start + row, col), float(block[row, col])
     if math.isfinite(found):
         raise ConversionError(f"{place} is {found:g}, too large for {text}")
     raise ConversionError(

@@ -27,6 +27,7 @@ from colibri.errors import ArgumentError, ModelFileError, UnsupportedError
 _MARKER = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _DECODERS = ("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip")
+INSIDE = "tokenizer.json inside the model file"
 _NOTHING = re.compile(r"(?!)")
 
 
@@ -41,28 +42,30 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         add_bos: bool = False,
         n_vocab: int | None = None,
+        at: str = INSIDE,
     ) -> None:
+        """at: where errors say that the text is from."""
         try:
             data = json.loads(tokenizer_json)
             self.size = _size(data)
             if n_vocab is not None and self.size > n_vocab:
                 raise ModelFileError(
-                    f"the tokenizer has {self.size} tokens (ids up to {self.size - 1}), but the embedding "
+                    f"{at} has {self.size} tokens (ids up to {self.size - 1}), but the embedding "
                     f"has only {n_vocab} rows: tokenizer and weights come from different models; convert "
                     "the checkpoint again"
                 )
             controls = _controls(data, {bos_id, *eos_ids})
             aliases = _rename(data, controls)
             prepare = _preparation(data)
-            steps = _decoder_steps(data.get("decoder"))
+            steps = _decoder_steps(data.get("decoder"), at)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"tokenizer.json inside the model file cannot be read: {error!r}") from error
+            raise ModelFileError(f"{at} cannot be read: {error!r}") from error
         self.bos_id = bos_id
         self.eos_ids = tuple(eos_ids)
         self.add_bos = add_bos
         self.control_ids = dict(controls)  # readable text -> id
         self._names = {id: text for text, id in controls.items()}
-        self._tokenizer = _build(data, aliases, controls)
+        self._tokenizer = _build(data, aliases, controls, at)
         self._replacement = {text: aliases.get(text, text) for text in _added(data, aliases) | aliases.keys()}
         self._added = _any_of(self._replacement)
         # found in texts as they are, so their letters are not bytes
@@ -227,19 +230,20 @@ def _merge_words(merge: str | list[str]) -> tuple[str, ...]:
     return (*parts, "".join(parts))
 
 
-def _build(data: dict[str, Any], aliases: dict[str, str], controls: dict[str, int]) -> Any:
+def _build(data: dict[str, Any], aliases: dict[str, str], controls: dict[str, int], at: str) -> Any:
     import tokenizers
 
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
     except Exception as error:  # the package raises plain Exception
-        raise ModelFileError(
-            f"tokenizer.json inside the model file is refused by `tokenizers`: {error}"
-        ) from error
+        parts = {name: data.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
+        types = {name: part.get("type") for name, part in parts.items() if isinstance(part, dict)}
+        shown = ", ".join(f"{name} {type}" for name, type in types.items())
+        raise ModelFileError(f"{at} ({shown}) is refused by `tokenizers`: {error}") from error
     for text, alias in aliases.items():
         if tokenizer.token_to_id(alias) != controls[text]:
             raise ModelFileError(
-                f"tokenizer.json inside the model file: token {text!r} should have id {controls[text]}, "
+                f"{at}: token {text!r} should have id {controls[text]}, "
                 f"`tokenizers` gives it {tokenizer.token_to_id(alias)}"
             )
     return tokenizer
@@ -251,7 +255,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, ordered))) if ordered else _NOTHING
 
 
-def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _decoder_steps(decoder: dict[str, Any] | None, at: str) -> list[dict[str, Any]]:
     """The decoder as a list of steps that can be followed one token at a time."""
     steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     for step in steps:
@@ -259,11 +263,11 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
         plain = kind != "Replace" or "String" in step["pattern"]
         if kind not in _DECODERS or not plain or (kind == "Strip" and step["stop"]):
             raise UnsupportedError(
-                f"tokenizer.json inside the model file has the decoder {kind}, which cannot be followed "
+                f"{at} has the decoder {kind}, which cannot be followed "
                 f"byte by byte; expected {', '.join(_DECODERS)} (Replace of plain text, Strip at the start)"
             )
     if not steps:
-        raise UnsupportedError(f"tokenizer.json has no decoder; expected one of {', '.join(_DECODERS)}")
+        raise UnsupportedError(f"{at} has no decoder; expected one of {', '.join(_DECODERS)}")
     return list(steps)
 
 

@@ -114,6 +114,7 @@ DELTA = {
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
 }  # fmt: skip
+SHORT = ["conv", "full_attention", "conv", "conv"]
 SAVED: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16}),
     "qwen3_moe": (
@@ -258,6 +259,36 @@ SAVED: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3Text",
         {"head_dim": 12, "sliding_window": 24, "final_logit_softcapping": 3.0, "num_hidden_layers": 7},
     ),
+    "gemma4_text": (
+        "Gemma4Text",
+        {
+            "head_dim": 12,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 24,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4_text, dense": (
+        "Gemma4Text",
+        {"head_dim": 24, "global_head_dim": 8, "sliding_window": 24, "hidden_size_per_layer_input": 0},
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "moe_intermediate_size": 24,
+            "layer_types": SHORT,
+            "conv_L_cache": 4,
+        },
+    ),
+    "lfm2_moe dense": ("Lfm2", {"num_hidden_layers": 4, "layer_types": SHORT, "block_multiple_of": 32}),
     "dots1": ("Dots1", {**GROUPED, "num_key_value_heads": 4, "norm_topk_prob": True}),
 }
 

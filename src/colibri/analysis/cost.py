@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from colibri.config import Config
-from colibri.entries import Entry, entry_class
+from colibri.entries import Entry, entry_class, layer_heads
 from colibri.format import read_container
 from colibri.quantize import panel_bytes
 
@@ -71,11 +71,12 @@ def count(config: Config, tensors: list[Entry]) -> Cost:
         experts_bytes += used * sum(entry.bytes for entry in layer) // len(layer) if decodes else 0
         layers_flops += used * sum(2 * rows * cols for rows, cols, _ in layer[0].matrices) if reads else 0
     latent = config["kv_latent_dim"]
-    key, value = (config["rope_dim"] + latent, latent) if latent else (config["head_dim"],) * 2
-    padded = -(-value // _LANES) * _LANES
-    recurrent = sum(config["mixer"])
-    kept = config["n_layers"] - config["n_encoder_layers"] - recurrent
-    kv = kept * config["n_kv_heads"] * (key + padded) * _KV_BYTES
+    kv, recurrent = 0, sum(config["mixer"])
+    for number in range(config["n_encoder_layers"], config["n_layers"]):
+        n_heads, width = layer_heads(config, number)
+        key, value = (config["rope_dim"] + latent, latent) if latent else (width, width)
+        if not config["mixer"][number]:
+            kv += n_heads * (key + -(-value // _LANES) * _LANES) * _KV_BYTES
     lanes = -(-config["delta_value_dim"] // _LANES) * _LANES
     state = recurrent * config["delta_heads"] * config["delta_key_dim"] * lanes * _KV_BYTES
     return Cost(

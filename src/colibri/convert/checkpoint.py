@@ -45,6 +45,7 @@ __all__ = [
 
 _DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _WRAPPERS = ("model.", "language_model.")
+_OF_THE_WHOLE = ("model_type", "architectures", "tie_word_embeddings")  # beside text_config
 _LARGEST_MAPPED = 128 << 20  # bytes read from a shard before it is mapped anew
 
 
@@ -120,6 +121,17 @@ class View:
     log: bool = False  # a vector becomes log(-numbers), rounded once
     grid: Grid | None = None  # of an FP8 tensor
 
+    def place(self, row: int, col: int) -> str:
+        """What the number at [row, col] is called where it is stored."""
+        if self.flat:
+            at = self.order[col] if self.order else col
+            index = tuple(int(one) for one in np.unravel_index(at, self.tensor.shape))
+        else:
+            row = self.order[row] if self.order else self.start + row
+            index = (self.col + col, row) if self.transposed else (row, col)
+            index = index if self.expert is None else (self.expert, *index)
+        return f"{self.tensor.name}[{', '.join(map(str, index))}]"
+
     def bytes(self, rows: int) -> int:
         """Of so many rows in the file."""
         if self.scales is not None:
@@ -164,14 +176,15 @@ def open_checkpoint(source: Path) -> Checkpoint:
 
 def _text_part(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The keys of the language model where config.json wraps it in a larger one. What stands beside them
-    counts where they are silent, and says which model it is."""
+    counts where they are silent, and says which model it is and whether its head is tied: the head is the
+    larger model's, whose class does not look into text_config for that (Transformers 5.24)."""
     text = config.get("text_config")
     if text is None:
         return config
     if not isinstance(text, dict):
         raise ConversionError(f"{path}: text_config = {text!r:.120}; expected an object. Download it again.")
     outer = {name: value for name, value in config.items() if name != "text_config"}
-    named = {name: outer[name] for name in ("model_type", "architectures") if name in outer}
+    named = {name: outer[name] for name in _OF_THE_WHOLE if name in outer}
     return outer | {name: value for name, value in text.items() if value is not None} | named
 
 
@@ -332,8 +345,8 @@ def refuse_dtype(view: View) -> None:
     elif tensor.dtype not in _DTYPES and (view.grid is None or view.flat):
         raise ConversionError(
             f"{tensor.name} in {tensor.file.name} is stored as {tensor.dtype}; expected F32, F16 or BF16, or "
-            "FP8 with scales in a matrix. Other quantised and integer checkpoints are not supported: convert "
-            "the original one."
+            f"a matrix in FP8 ({', '.join(float8.WEIGHTS)}) with scales. Other quantised and integer "
+            "checkpoints are not supported: convert the original one."
         )
 
 
@@ -344,9 +357,11 @@ def _open(file: Path) -> Any:
         raise ConversionError(f"{file} disappeared while it was being converted.") from error
     except (SafetensorError, OSError) as error:
         reason = str(error).strip().rstrip(".") or type(error).__name__
+        step = "It looks damaged or incomplete; download it again."
+        if "unknown variant" in reason:
+            step = "The package `safetensors` does not know this dtype: install a newer one."
         raise ConversionError(
-            f"{file} is not a valid safetensors file of {file.stat().st_size:,} bytes: {reason}. It looks "
-            "damaged or incomplete; download it again."
+            f"{file} is not a valid safetensors file of {file.stat().st_size:,} bytes: {reason}. {step}"
         ) from error
 
 

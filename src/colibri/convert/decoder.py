@@ -28,7 +28,7 @@ Names = Mapping[str, tuple[str, ...]]
 
 class Cut(NamedTuple):
     """An entry that is a part or a permutation of its source: the source's shape, and the part that a head
-    has."""
+    has, asked for when the shape is that."""
 
     shape: tuple[int, ...]
     view: Callable[[SourceTensor, int], View]
@@ -45,6 +45,7 @@ class Decoder(NamedTuple):
     cuts: Mapping[str, Cut] = {}
     left_out: tuple[str, ...] = ()  # tensors of other parts begin so
     made: Mapping[str, npt.NDArray[np.float32]] = {}  # entries that have no source
+    sources: Mapping[str, tuple[str, ...]] = {}  # of single entries, in place of those of Names
     affine: Mapping[str, tuple[float, float]] = {}  # vectors that become (values + first) x second
     logs: tuple[str, ...] = ()  # vectors that become log(-value)
     all_dim_scale: float = 1.0  # of rope.py's Rope
@@ -98,6 +99,10 @@ TENSORS: Names = {
     "layers.{N}.ffn_up": ("layers.{N}.mlp.up_proj.weight",),
     "layers.{N}.ffn_down": ("layers.{N}.mlp.down_proj.weight",),
 }
+# Of families whose layers are all routed.
+ROUTED: Names = {
+    target: names for target, names in TENSORS.items() if ".ffn_" not in target or target.endswith("_norm")
+}
 QK_NORM: Names = {
     "layers.{N}.attn_q_norm": ("layers.{N}.self_attn.q_norm.weight",),
     "layers.{N}.attn_k_norm": ("layers.{N}.self_attn.k_norm.weight",),
@@ -117,34 +122,35 @@ def read_decoder(
     head_dim: int | None = None,
     windows: Windows | None = None,
     others: tuple[str, ...] = (),
+    eps: str = "rms_norm_eps",
 ) -> Decoder:
     """The shared keys. `defaults` are those of the family's config class in Transformers 5.24; None for
     num_key_value_heads means as many as heads, an absent or None head_dim means hidden_size / heads.
     `share` as in read_rope, `windows` and `others` as in read_windows. `head_dim`: a family that knows it
-    allows no other in config.json.
+    allows no other in config.json. `eps`: the key of norms' epsilon.
     """
     keys.require("hidden_act", ("silu", "swish"), "silu")
-    n_embd = keys.integer("hidden_size", defaults["hidden_size"])
-    n_heads = keys.integer("num_attention_heads", defaults["num_attention_heads"])
+    n_embd = keys.integer("hidden_size", defaults["hidden_size"], field="n_embd")
+    n_heads = keys.integer("num_attention_heads", defaults["num_attention_heads"], field="n_heads")
     n_kv_heads = keys.optional_integer("num_key_value_heads", defaults["num_key_value_heads"]) or n_heads
     if n_heads % n_kv_heads:
         raise keys.error("num_key_value_heads", f"a divisor of num_attention_heads = {n_heads}")
-    found = keys.optional_integer("head_dim", defaults.get("head_dim"))
+    found = keys.optional_integer("head_dim", defaults.get("head_dim"), field="head_dim")
     if head_dim is not None and found not in (None, head_dim):
         raise keys.error("head_dim", f"null or {head_dim}")
-    head_dim = found if head_dim is None else head_dim
+    head_dim, head_name = found if head_dim is None else head_dim, "head_dim"
     if head_dim is None:
         if n_embd % n_heads:
             raise ConversionError(
                 f"{keys.path}: head_dim is not given and hidden_size {n_embd} is not a multiple of "
                 f"num_attention_heads {n_heads}. Add the head_dim that the weights were made with."
             )
-        head_dim = n_embd // n_heads
+        head_dim, head_name = n_embd // n_heads, "hidden_size / num_attention_heads"
     context_length = keys.integer("max_position_embeddings", defaults["max_position_embeddings"])
-    n_layers = keys.integer("num_hidden_layers", defaults["num_hidden_layers"])
-    rope = read_rope(keys, head_dim, context_length, theta, share)
+    n_layers = keys.integer("num_hidden_layers", defaults["num_hidden_layers"], field="n_layers")
+    rope = read_rope(keys, head_dim, context_length, theta, share, head_name)
     config = {
-        "n_vocab": keys.integer("vocab_size", defaults["vocab_size"]),
+        "n_vocab": keys.integer("vocab_size", defaults["vocab_size"], field="n_vocab"),
         "n_layers": n_layers,
         "n_embd": n_embd,
         "n_heads": n_heads,
@@ -153,7 +159,7 @@ def read_decoder(
         "rope_dim": rope.dim,
         "rope_scale": rope.scale,
         "context_length": rope.context_length,
-        "norm_eps": keys.number("rms_norm_eps", defaults["rms_norm_eps"]),
+        "norm_eps": keys.number(eps, defaults[eps]),
         "attn_scale": head_dim**-0.5,
         "tied_output": int(keys.flag("tie_word_embeddings", defaults.get("tie_word_embeddings", False))),
         "window": read_windows(keys, windows, n_layers, context_length, others),
@@ -171,9 +177,9 @@ def read_experts(
 ) -> dict[str, Any]:
     """Fields of the routed experts; `layers` says which layers have them."""
     other = "num_experts" if count_key == "num_local_experts" else "num_local_experts"
-    n_experts = keys.integer(keys.alias(count_key, other), defaults[count_key])
-    n_used = keys.integer(used_key, defaults[used_key])
-    width = keys.integer(width_key, defaults[width_key])
+    n_experts = keys.integer(keys.alias(count_key, other), defaults[count_key], field="n_experts")
+    n_used = keys.integer(used_key, defaults[used_key], field="n_experts_used")
+    width = keys.integer(width_key, defaults[width_key], field="n_ff_expert")
     if n_used > n_experts:
         raise keys.error(used_key, f"at most {count_key} = {n_experts}")
     if not any(layers):

@@ -1,8 +1,8 @@
 """The files embedded in a model: tokenizer.json, chat_template.jinja, generation.json, source.json.
 
-Owns: which ids end a text, whether a BOS is added, special token texts, the source's fingerprint.
+Owns: which files there are, ids that the embedding has no rows for, the source's fingerprint.
 Refuses: a missing tokenizer, a tokenizer with more tokens than the embedding has rows. Tokenizing is
-tokenizer.py's.
+tokenizer.py's, what stands in generation.json is generation.py's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 
 from colibri.chat import template_error
 from colibri.convert.checkpoint import Checkpoint
+from colibri.convert.generation import generation, special_tokens
 from colibri.convert.tokenizer_files import SENTENCEPIECE, TIKTOKEN, as_tokenizer_json, tokenizer_file
 from colibri.errors import ConversionError, ModelIOError
 
-# Sampling parameters of generation_config.json that are kept as the model's defaults.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 # Small files whose whole content ends up in the model or decides about it.
 SMALL_FILES = (
     "config.json",
@@ -74,8 +73,8 @@ def read_embedded(
         blobs["chat_template.jinja"] = template.encode()
         if error := template_error(template):
             notes.append(f"the chat template cannot be read ({error}): chats will fail, texts will not")
-    special = _special_tokens(settings, special_map)
-    generation = _generation(
+    special = special_tokens(settings, special_map)
+    rules = generation(
         checkpoint,
         settings,
         special,
@@ -85,7 +84,7 @@ def read_embedded(
         (bos_default, eos_default),
         blobs.get("tokenizer.json"),
     )
-    blobs["generation.json"] = _dump(generation)
+    blobs["generation.json"] = _dump(rules)
     return Embedded(blobs, n_used, notes)
 
 
@@ -158,7 +157,8 @@ def _tokenizer(
         ids.update(
             (str(pair[0]), number) for number, pair in enumerate(vocab) if isinstance(pair, list) and pair
         )
-    for token in parsed.get("added_tokens") or []:
+    added = parsed.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
         if isinstance(token, dict) and isinstance(token.get("id"), int):
             ids[str(token.get("content"))] = token["id"]
     if not ids:
@@ -209,79 +209,3 @@ def _chat_template(checkpoint: Checkpoint, settings: dict[str, Any]) -> str | No
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
     return template if isinstance(template, str) and template else None
-
-
-def _special_tokens(*sources: dict[str, Any]) -> dict[str, Any]:
-    """Texts of bos_token, eos_token ... that chat templates may name; the first source that has one wins."""
-    special: dict[str, Any] = {}
-    for source in sources:
-        for key, value in source.items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(text, str):
-                special.setdefault(key, text)
-    return special
-
-
-def _generation(
-    checkpoint: Checkpoint,
-    settings: dict[str, Any],
-    special: dict[str, Any],
-    ids: dict[str, int],
-    n_vocab: int,
-    notes: list[str],
-    defaults: tuple[int | None, tuple[int, ...]],
-    tokenizer: bytes | None,
-) -> dict[str, Any]:
-    config = checkpoint.settings("generation_config.json")
-    main = checkpoint.config
-    bos_of_tokenizer = ids.get(special.get("bos_token", ""))
-    eos_of_tokenizer = ids.get(special.get("eos_token", ""))
-    sources = (config.get("eos_token_id"), main.get("eos_token_id"), eos_of_tokenizer)
-    eos: list[int] = []
-    for value in sources if any(source is not None for source in sources) else (list(defaults[1]),):
-        eos += [number for number in (value if isinstance(value, list) else [value]) if number is not None]
-    outside = [number for number in eos if not isinstance(number, int) or not 0 <= number < n_vocab]
-    if outside:
-        notes.append(f"end-of-text ids outside the vocabulary are left out: {outside}")
-    candidates = (
-        bos_of_tokenizer,
-        config.get("bos_token_id"),
-        main.get("bos_token_id"),
-        defaults[0],
-    )
-    bos = next((number for number in candidates if isinstance(number, int) and 0 <= number < n_vocab), None)
-    add_bos = settings.get("add_bos_token")
-    if not isinstance(add_bos, bool):
-        add_bos = tokenizer is not None and _adds(json.loads(tokenizer).get("post_processor"), bos)
-    return {
-        "bos_id": bos,
-        "eos_ids": sorted(set(eos) - set(outside), key=eos.index),
-        "add_bos": bool(add_bos and bos is not None),
-        "defaults": _sampling_defaults(config),
-        "special_tokens": special,
-    }
-
-
-def _adds(processor: Any, bos: int | None) -> bool:
-    """Whether a post-processor of tokenizer.json puts `bos` before a single text."""
-    if not isinstance(processor, dict) or bos is None:
-        return False
-    if processor.get("type") == "Sequence":
-        return any(_adds(part, bos) for part in processor.get("processors") or [])
-    if processor.get("type") == "TemplateProcessing":
-        first = (processor.get("single") or [{}])[0].get("SpecialToken", {}).get("id")
-        return bos in (processor.get("special_tokens", {}).get(first, {}).get("ids") or [])
-    return processor.get("type") in ("BertProcessing", "RobertaProcessing") and (
-        (processor.get("cls") or ["", None])[1] == bos
-    )
-
-
-def _sampling_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """What the checkpoint's authors recommend; do_sample false means greedy, true without a temperature
-    means 1."""
-    if config.get("do_sample") is False:
-        return {"temperature": 0.0}
-    found = {name: config[name] for name in SAMPLING if isinstance(config.get(name), int | float)}
-    if config.get("do_sample") is True:
-        found.setdefault("temperature", 1.0)
-    return found

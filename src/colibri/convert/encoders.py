@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from colibri.convert.checkpoint import View
+from colibri.convert.checkpoint import SourceTensor, View
 from colibri.convert.decoder import Cut, Names
 from colibri.convert.keys import Keys
 
@@ -45,17 +45,25 @@ def same(keys: Keys, encoder: str, decoder: str, defaults: Mapping[str, int]) ->
     return size
 
 
-def distance_biases(n_heads: int, n_buckets: int, farthest: int) -> tuple[int, dict[str, Cut]]:
+def distance_biases(keys: Keys, n_heads: int) -> tuple[int, dict[str, Cut]]:
     """(attn_bias_span, the entries made of tables [n_buckets, n_heads]): a bias for each distance of a key
     from a query, key minus query, in place of one for each bucket of distances."""
+    n_buckets = keys.integer("relative_attention_num_buckets", 32, 4)
+    farthest = keys.integer("relative_attention_max_distance", 128, field="attn_bias_span")
+    if farthest <= n_buckets // 2:
+        raise keys.error(
+            "relative_attention_max_distance",
+            f"more than half of relative_attention_num_buckets = {n_buckets}",
+        )
     span = farthest + _REPEATED
 
     def cut(both_ways: bool) -> Cut:
-        buckets = [_bucket(at, n_buckets, farthest, both_ways) for at in range(-span, span + 1)]
-        order = tuple(bucket * n_heads + head for head in range(n_heads) for bucket in buckets)
-        return Cut(
-            (n_buckets, n_heads), lambda tensor, _: View(tensor, 1, len(order), order=order, flat=True)
-        )
+        def view(tensor: SourceTensor, _head: int) -> View:
+            buckets = [_bucket(at, n_buckets, farthest, both_ways) for at in range(-span, span + 1)]
+            order = tuple(bucket * n_heads + head for head in range(n_heads) for bucket in buckets)
+            return View(tensor, 1, len(order), order=order, flat=True)
+
+        return Cut((n_buckets, n_heads), view)
 
     return span, {"attn_bias": cut(False), "encoder_attn_bias": cut(True)}
 

@@ -1,7 +1,7 @@
 """What a conversion makes of each key of config.json and of each tensor, without writing anything.
 
-Owns: finding out which fields of the file depend on a key, by reading config.json again with another value.
-Refuses: what prepare.py refuses. How it looks on a screen is for cli/explain.py to say.
+Owns: what there is to say about each. Refuses: what prepare.py refuses. Which fields depend on a key is for
+origins.py to find out. How it looks on a screen is for cli/explain.py to say.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any
 
 from colibri.config import config_schema
 from colibri.convert.checkpoint import reading
-from colibri.convert.keys import Keys
+from colibri.convert.origins import others
 from colibri.convert.prepare import Plan, Request, prepare
 from colibri.convert.source import open_source
-from colibri.convert.source_tensor import SourceTensor
 from colibri.convert.tensors import scales_of
 from colibri.entries import weight_types
-from colibri.errors import ColibriError
 
 PARTS = ("gate", "up", "down")  # of an expert, as its entry has them
 _FROM_TOKENIZER = "n_vocab_used"
@@ -109,22 +107,22 @@ def explain(
 
 def _keys(plan: Plan) -> tuple[list[KeyRow], list[KeyRow]]:
     """Rows of the keys in config.json, and of those that it leaves out."""
-    base = _facts(plan, {})
-    given = [name for name in plan.checkpoint.config if name not in plan.keys.defaults]
+    source = plan.reading
+    base = source.facts({})
     rows = {}
-    for name in [*given, *plan.keys.defaults]:
-        value = plan.checkpoint.config.get(name, plan.keys.defaults.get(name))
-        changed = _changed(plan, base, name, value, {})
+    for name, value in source.values.items():
+        changed = source.changed(base, name, value, {})
         why = _why(plan, name, value, bool(changed))
         if not changed and not why:  # a change of this key alone is refused, or has to wait for another one
             for other, old in plan.checkpoint.config.items():
                 if other != name and not changed and not plan.keys.reason(other):
-                    for new in _others(old, plan.keys.required.get(other, ()))[:3]:
-                        changed |= _changed(plan, base, name, value, {other: new})
+                    for new in others(old, plan.keys.required.get(other, ()))[:3]:
+                        changed |= source.changed(base, name, value, {other: new})
         fields = {field: _shown(plan, base, field) for field in [*base, *sorted(changed - base.keys())]}
         fields = {field: shown for field, shown in fields.items() if field in changed}
         rows[name] = KeyRow(name, value, fields, why or ("" if fields else "read; changes nothing here"))
-    return [rows[name] for name in given], [rows[name] for name in plan.keys.defaults]
+    given = [row for name, row in rows.items() if name not in plan.keys.defaults]
+    return given, [rows[name] for name in plan.keys.defaults]
 
 
 def _why(plan: Plan, name: str, value: Any, decides: bool) -> str:
@@ -150,70 +148,11 @@ def _quantisation(plan: Plan) -> str:
     return f"FP8 weights have one scale for each {' or '.join(blocks)}"
 
 
-def _facts(plan: Plan, changes: dict[str, Any], without: str = "") -> dict[str, Any]:
-    """Everything that a family makes of config.json, comparable; empty if it refuses these values."""
-    values = {name: value for name, value in plan.checkpoint.config.items() if name not in plan.keys.defaults}
-    values = {name: value for name, value in (values | changes).items() if name != without}
-    try:
-        decoder = plan.family.read_config(Keys(values, plan.keys.path, plan.keys.context))
-    except (ColibriError, ArithmeticError, LookupError, TypeError, ValueError):
-        return {}
-    tensor = SourceTensor("", Path(), "F32", ())
-    cuts = {f"order of rows in {name}": cut.view(tensor, 0) for name, cut in decoder.cuts.items()}
-    return (
-        decoder.config
-        | {"rope_inv_freq": decoder.inv_freq.tolist(), "layers left out": decoder.extra_layers}
-        | {name: (tuple(v.order), v.start, v.col, v.transposed) for name, v in cuts.items()}
-    )
-
-
-def _changed(plan: Plan, base: dict[str, Any], name: str, value: Any, beside: dict[str, Any]) -> set[str]:
-    """Fields that differ where this key has another value, `beside` others of other keys."""
-    start = (_facts(plan, beside) or base) if beside else base
-    made = [
-        _facts(plan, beside | {name: other}) for other in _others(value, plan.keys.required.get(name, ()))
-    ]
-    if name in plan.checkpoint.config:
-        made.append(_facts(plan, beside, without=name))
-    return {
-        field
-        for facts in made
-        if facts
-        for field in facts.keys() | start.keys()
-        if not _same(start.get(field), facts.get(field))
-    }
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Lists by layer agree as far as both have layers."""
-    if isinstance(one, list) and isinstance(other, list):
-        return all(a == b for a, b in zip(one, other, strict=False)) and bool(one) == bool(other)
-    return bool(one == other)
-
-
-def _others(value: Any, allowed: tuple[Any, ...]) -> list[Any]:
-    """Other values that a key might have had."""
-    others: list[Any] = [one for one in allowed if one != value]
-    if isinstance(value, bool):
-        others.append(not value)
-    elif isinstance(value, int | float):
-        others += [2 * value, value + 1, value - 1, value // 2 if isinstance(value, int) else value / 2]
-    elif value is None:
-        others += [1, 64, True]
-    elif isinstance(value, list):
-        others += [value[::-1], value + value] if value else [[0]]
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            if not isinstance(inner, dict):
-                others += [value | {name: other} for other in _others(inner, ())]
-    return others
-
-
 def _shown(plan: Plan, base: dict[str, Any], field: str) -> Any:
     """A field as the file has it."""
     if field == "rope_inv_freq":
         return f"{len(base[field])} frequencies"
-    if field.startswith("order of"):
+    if field.startswith(("order of", "source of")):
         return ""
     value = plan.config.get(field, base.get(field))
     if isinstance(value, list) and value and all(one == value[0] for one in value):

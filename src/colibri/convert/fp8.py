@@ -68,7 +68,9 @@ _WEIGHTS: Known = {
     "dynamic": (False,),
     "actorder": (False,),
 }
-_NEXT = "Only FP8 weights with plain scales are read: convert the original checkpoint."
+_NEXT = (
+    "Only FP8 weights of types e4m3fn and e5m2 with plain scales are read: convert the original checkpoint."
+)
 
 # Endings of a scale's name: behind the whole name of its weight, or in the place of ".weight".
 _BEHIND = ("_scale_inv", "_scale")
@@ -197,10 +199,16 @@ def _grid(tensor: SourceTensor, scale: SourceTensor, transposed: bool, forms: Se
             if scale.shape == shape:
                 return grid
             wanted.append(str(list(shape)))
+    step = "Check that quantization_config in config.json belongs to these weights."
+    if forms is UNSAID:
+        step = (
+            "These are of a tensor, its outputs and blocks of 128 x 128, since config.json says no block: "
+            'quantization_config {"quant_method": "fp8", "weight_block_size": [rows, columns]} would say '
+            "another one."
+        )
     raise ConversionError(
         f"{scale.name} in {scale.file.name} has shape {list(scale.shape)}; {tensor.name} "
-        f"{list(tensor.shape)} needs {' or '.join(wanted)}. Check that quantization_config in config.json "
-        "belongs to these weights."
+        f"{list(tensor.shape)} needs {' or '.join(dict.fromkeys(wanted))}. {step}"
     )
 
 

@@ -8,9 +8,11 @@ Refuses: unknown keys with a value, keys of the wrong type, mechanisms that the 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from colibri.config import config_schema
 from colibri.errors import ConversionError
 
 _REASONS = {
@@ -73,6 +75,11 @@ _OTHER_MODALITIES = re.compile(
 _MISSING = object()
 
 
+@cache
+def _largest() -> dict[str, int]:
+    return {field["name"]: int(field["max"]) for field in config_schema()}
+
+
 def harmless(name: str) -> str:
     """Why a key changes nothing; empty if it may."""
     return "other inputs than text: left out" if _OTHER_MODALITIES.fullmatch(name) else HARMLESS.get(name, "")
@@ -106,17 +113,21 @@ class Keys:
             return default
         return value
 
-    def integer(self, name: str, default: int, minimum: int = 1) -> int:
+    def integer(self, name: str, default: int, minimum: int = 1, field: str = "") -> int:
+        """field: of the file, whose largest value is the key's too: lists are as long as some of them say."""
         value = self.raw(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
-            raise self.error(name, f"an integer of at least {minimum}")
+        most = _largest()[field] if field else 2**31 - 1
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= most:
+            raise self.error(name, f"an integer from {minimum} to {most}")
         return value
 
-    def optional_integer(self, name: str, default: int | None, minimum: int = 1) -> int | None:
+    def optional_integer(
+        self, name: str, default: int | None, minimum: int = 1, field: str = ""
+    ) -> int | None:
         """None where the key is null, or absent with a default of None."""
         if self.raw(name, default) is None:
             return None
-        return self.integer(name, default or minimum, minimum)
+        return self.integer(name, default or minimum, minimum, field)
 
     def number(self, name: str, default: float) -> float:
         value = self.raw(name, default)

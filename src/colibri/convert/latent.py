@@ -34,11 +34,13 @@ TENSORS: Names = {
 
 def read_latent(keys: Keys, defaults: Mapping[str, Any], interleaved: bool) -> Decoder:
     """The shared keys of such a decoder. interleaved: neighbours rotate together, not elements half apart."""
-    rope = keys.integer("qk_rope_head_dim", defaults["qk_rope_head_dim"], 2)
-    plain = keys.integer("qk_nope_head_dim", defaults["qk_nope_head_dim"])
-    value_dim = keys.integer("v_head_dim", defaults["v_head_dim"])
-    rank = keys.integer("kv_lora_rank", defaults["kv_lora_rank"])
-    q_rank = keys.optional_integer("q_lora_rank", defaults["q_lora_rank"]) or 0
+    rope = keys.integer("qk_rope_head_dim", defaults["qk_rope_head_dim"], 2, "rope_dim")
+    if rope % 2:
+        raise keys.error("qk_rope_head_dim", "an even number")
+    plain = keys.integer("qk_nope_head_dim", defaults["qk_nope_head_dim"], field="head_dim")
+    value_dim = keys.integer("v_head_dim", defaults["v_head_dim"], field="value_dim")
+    rank = keys.integer("kv_lora_rank", defaults["kv_lora_rank"], field="kv_latent_dim")
+    q_rank = keys.optional_integer("q_lora_rank", defaults["q_lora_rank"], field="q_latent_dim") or 0
     if keys.raw("qk_head_dim") not in (None, rope + plain):
         raise keys.error("qk_head_dim", f"qk_nope_head_dim + qk_rope_head_dim = {rope + plain}")
     decoder = read_decoder(keys, defaults, head_dim=rope)

@@ -220,11 +220,11 @@ def _pack_block(block: Any, type: str, view: View, first: int) -> tuple[memoryvi
     """The block's bytes, and if a type of GGUF became another one, what that changed."""
     name = view.tensor.name + ("" if view.expert is None else f"[{view.expert}]")
     if isinstance(block, Blocks) and HELD.get(block.dtype) == type:
-        return repack(block, name, view.start + first), None
+        return repack(block, lambda row: view.place(first + row, 0)), None
     if type == KEPT:
         return panels(block, name, first), None
     rows = widen(block) if view.scales is None else widen_mxfp4(block, name, first)
-    packed = pack(rows, type, name=name, first_row=view.start + first)
+    packed = pack(rows, type, name=name, place=lambda row, col: view.place(first + row, col))
     if not is_rounded(view, type):
         return packed, None
     errors = unpack(packed, len(rows), rows.shape[1], type) - rows
@@ -236,7 +236,7 @@ def _packed_vector(view: View, read: ReadRows) -> memoryview:
     if not np.isfinite(row).all():
         at = int(np.argwhere(~np.isfinite(row[0]))[0, 0])
         raise ConversionError(
-            f"{view.tensor.name}[{at}] is {row[0, at]}: weights must be finite. The checkpoint is damaged "
+            f"{view.place(0, at)} is {row[0, at]}: weights must be finite. The checkpoint is damaged "
             "or its training diverged; download it again."
         )
     if view.affine != (0.0, 1.0):

@@ -1,7 +1,7 @@
 """What a conversion will do: every key, tensor and type settled and checked, before a byte is written.
 
-Owns: the order of those checks. Refuses: choices without effect. What is wrong with a source is said by the
-module that sees it; writing is pipeline.py's.
+Owns: the order of those checks, and that what will be written can be loaded. Refuses: choices without effect.
+What is wrong with a source is said by the module that sees it; writing is pipeline.py's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from colibri.convert.decoder import Decoder
 from colibri.convert.gguf import blocks
 from colibri.convert.gguf.layout import layout_of
 from colibri.convert.keys import Keys
+from colibri.convert.origins import Reading
 from colibri.convert.registry import Family, family_of
 from colibri.convert.targets import with_encoder
 from colibri.convert.tensors import resolve
+from colibri.convert.tokenizer_files import tokenizer_file
+from colibri.convert.trial import open_head, read_texts
 from colibri.convert.types import EntryTypes, check_types, chosen_types, entry_types
 from colibri.entries import Entry, WeightTypes, expected_entries
-from colibri.errors import ArgumentError, ConversionError
+from colibri.errors import ArgumentError, ConversionError, ModelFileError
+from colibri.layout import lay_out
 from colibri.quantize import KEPT
 
 HEAD = "lm_head.weight"
@@ -60,6 +64,10 @@ class Plan:
     blobs: dict[str, bytes]
     notes: list[str]  # for the user
 
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.family, self.checkpoint.config, self.keys)
+
 
 def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     """Reads config.json and every header, of tensor data only what a tied head is compared with."""
@@ -88,10 +96,18 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     notes += keys.notes + parts.notes
     _require_equal(checkpoint, decoder.equal, config, forms, read)
     notes += _untie_if_different(checkpoint, family.TENSORS["embedding"], config, forms, read)
-    full = complete_config(config)
-    if full["n_encoder_layers"]:
-        parts.blobs["generation.json"] = with_encoder(checkpoint, parts.blobs, decoder.start_id)
-    entries = expected_entries(full, "f32")  # which types they have follows from what is found
+    try:
+        full = complete_config(config, ModelFileError)
+        if full["n_encoder_layers"]:
+            parts.blobs["generation.json"] = with_encoder(
+                checkpoint, parts.blobs, decoder.start_id, full["n_vocab"]
+            )
+        layout = lay_out(full, "f32", parts.blobs)  # which types there are follows from what is found
+        open_head(layout)
+    except ModelFileError as error:
+        raise Reading(family, checkpoint.config, keys).error(error) from error
+    read_texts(checkpoint.path if checkpoint.gguf else tokenizer_file(checkpoint.path), parts.blobs, full)
+    entries = list(layout.entries[: layout.n_tensors])
     views, left_out = resolve(checkpoint, names, experts, entries, full, decoder, forms)
     types = entry_types(chosen, entries, views)
     entries = expected_entries(full, types)
@@ -168,6 +184,8 @@ def _require_equal(
     read: ReadRows,
 ) -> None:
     found = [name for name in names if name in checkpoint.tensors]
+    if found and checkpoint.tensors[found[0]].shape != (config["n_vocab"], config["n_embd"]):
+        return  # which is told with the shape that it should have
     for name in found[1:]:
         if not _equal(checkpoint, (found[0], name), config, forms, read):
             first, other = checkpoint.tensors[found[0]], checkpoint.tensors[name]

@@ -36,6 +36,7 @@ SETTINGS = {
         "truncate",
     ),
 }
+_DICTIONARIES = ("rope_scaling", "rope_parameters")
 # Read from any type, or without effect on any of them.
 _ALWAYS = (
     "rope_type",
@@ -56,11 +57,17 @@ class Rope(NamedTuple):
 
 
 def read_rope(
-    keys: Keys, head_dim: int, context_length: int, default_theta: float, share: float | None = None
+    keys: Keys,
+    head_dim: int,
+    context_length: int,
+    default_theta: float,
+    share: float | None = None,
+    head_name: str = "head_dim",
 ) -> Rope:
     """Settings inside the dictionary win over those at the top level. `share` of a head that is rotated is
     the family's default, None where its reference implementation ignores the setting. `context_length` is
-    that of config.json; keys.context may ask for less."""
+    that of config.json; keys.context may ask for less. `head_name`: what config.json calls the head's width.
+    """
     top_theta = keys.number("rope_theta", default_theta) if _top_theta_counts(keys) else default_theta
     settings = _settings(keys)
     kind = settings.get("rope_type", settings.get("type", "default"))
@@ -78,8 +85,10 @@ def read_rope(
     rotated = _rotated_share(keys, settings, share, kind)
     rope_dim = head_dim if kind == "proportional" else int(head_dim * rotated)
     if rope_dim % 2 or not 0 < rope_dim <= head_dim:
+        part = "" if rotated == 1 else f"partial_rotary_factor {rotated:g} of "
         raise ConversionError(
-            f"{keys.path}: {rope_dim} elements of head_dim {head_dim} rotate; RoPE expects an even number."
+            f"{keys.path}: {rope_dim} elements of a head rotate, {part}{head_name} = {head_dim}; RoPE "
+            f"expects an even number from 2 to {head_dim}. Check that config.json belongs to these weights."
         )
     powers = _powers(theta, rope_dim)
     inv_freq: Floats = np.float32(1) / powers
@@ -125,13 +134,13 @@ def _top_theta_counts(keys: Keys) -> bool:
     value = keys.raw("rope_theta")
     return value is not None or not any(
         isinstance(found := keys.values.get(name), dict) and found.get("rope_theta") is not None
-        for name in ("rope_parameters", "rope_scaling")
+        for name in _DICTIONARIES
     )
 
 
 def _settings(keys: Keys) -> dict[str, Any]:
     found = []
-    for name in ("rope_scaling", "rope_parameters"):
+    for name in _DICTIONARIES:
         value = keys.raw(name)
         if value is not None and not isinstance(value, dict):
             raise keys.error(name, "an object or null")
@@ -188,7 +197,7 @@ def _longrope(keys: Keys, settings: dict[str, Any], powers: Floats, context_leng
     elif is_long:
         keys.notes.append(
             f"RoPE of type 'longrope': the file has the frequencies for texts of more than {original:g} "
-            "tokens. Transformers takes others for shorter texts, whose logits differ therefore"
+            "tokens. The model has others for shorter texts, whose logits differ therefore"
         )
     inv_freq: Floats = np.float32(1) / (divisors["long_factor" if is_long else "short_factor"] * powers)
     return Rope(2 * len(powers), inv_freq, usable, scale)
@@ -282,4 +291,9 @@ def _positive(keys: Keys, settings: dict[str, Any], name: str, default: float | 
 
 
 def _error(keys: Keys, name: str, found: Any, wanted: str) -> ConversionError:
-    return ConversionError(f"{keys.path}: RoPE {name} is {found!r:.80}; expected {wanted}.")
+    at = [key for key in _DICTIONARIES if isinstance(keys.values.get(key), dict) and keys.values[key]]
+    where = f" in {at[0]}" if at else ""
+    return ConversionError(
+        f"{keys.path}: RoPE {name}{where} is {found!r:.80}; expected {wanted}. Check that config.json "
+        "belongs to these weights."
+    )

@@ -70,5 +70,7 @@ def _read_groups(keys: Keys, defaults: Mapping[str, Any]) -> dict[str, int]:
     if used > groups:
         raise keys.error("topk_group", f"at most n_group = {groups}")
     if used * (n_experts // groups) < n_used:
-        raise keys.error("topk_group", "groups that hold num_experts_per_tok experts")
+        raise keys.error(
+            "topk_group", f"groups, of n_group = {groups}, that hold num_experts_per_tok = {n_used}"
+        )
     return {} if used == groups else {"n_expert_groups": groups, "n_groups_used": used}

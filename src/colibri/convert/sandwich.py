@@ -36,14 +36,19 @@ def layer_kinds(keys: Keys, n_layers: int, step: int) -> list[str]:
     if kinds is None:
         return [SLIDING if (layer + 1) % step else FULL for layer in range(n_layers)]
     if not isinstance(kinds, list) or len(kinds) != n_layers or set(kinds) - {FULL, SLIDING}:
-        raise keys.error("layer_types", f"{n_layers} times {FULL!r} or {SLIDING!r}")
+        raise keys.error("layer_types", f"{FULL!r} or {SLIDING!r} for each of num_hidden_layers = {n_layers}")
     return kinds
 
 
 def read_sandwich(
-    keys: Keys, defaults: Mapping[str, Any], kinds: list[str], ropes: Mapping[str, dict[str, Any]]
+    keys: Keys,
+    defaults: Mapping[str, Any],
+    kinds: list[str],
+    ropes: Mapping[str, dict[str, Any]],
+    full_dim: int | None = None,
 ) -> Decoder:
-    """`ropes`: RoPE settings of FULL and SLIDING, with their theta."""
+    """`ropes`: RoPE settings of FULL and SLIDING, with their theta. full_dim: width of a head in layers of
+    kind FULL, None: head_dim."""
     keys.require("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     keys.require("hidden_act", ("gelu_pytorch_tanh",), None)
     keys.require("use_bidirectional_attention", (False, "vision"), None)
@@ -54,17 +59,27 @@ def read_sandwich(
     placed = Windows(defaults["sliding_window"], lambda layer, _: kinds[layer] == SLIDING)
     decoder = read_decoder(keys, defaults, windows=placed)
     config = decoder.config
-    local = Keys({"rope_parameters": ropes[SLIDING]}, keys.path)
-    rope = read_rope(local, config["head_dim"], config["context_length"], 1.0)
-    if rope.scale != config["rope_scale"]:
+    dims = {FULL: full_dim or config["head_dim"], SLIDING: config["head_dim"]}
+    found = [
+        read_rope(Keys({"rope_parameters": ropes[kind]}, keys.path), dims[kind], config["context_length"], 1)
+        for kind in (FULL, SLIDING)
+    ]
+    if found[0].scale != found[1].scale:
         raise keys.error(
             "rope_parameters",
-            f"one attention factor in all layers (now {config['rope_scale']:g} and {rope.scale:g})",
+            f"one attention factor in all layers (now {found[0].scale:g} and {found[1].scale:g})",
             "Other factors are not supported.",
         )
+    rope_dim = max(dims.values())
+    inv_freq = np.zeros((2, rope_dim // 2), np.float32)
+    for row, rope in zip(inv_freq, found, strict=True):
+        row[: len(rope.inv_freq)] = rope.inv_freq
     cap = keys.raw("final_logit_softcapping")
+    if cap is not None and not keys.number("final_logit_softcapping", 0.0):
+        raise keys.error("final_logit_softcapping", "null or a number above 0")
     config.update(
         GELU,
+        rope_dim=rope_dim,
         rope_sets=2,
         rope_set=[int(kind == SLIDING) for kind in kinds],
         qk_norm=1,
@@ -72,4 +87,4 @@ def read_sandwich(
         embed_scale=math.sqrt(config["n_embd"]),
         output_cap=0.0 if cap is None else keys.number("final_logit_softcapping", 0.0),
     )
-    return decoder._replace(inv_freq=np.concatenate([decoder.inv_freq, rope.inv_freq]))
+    return decoder._replace(inv_freq=inv_freq.reshape(-1))

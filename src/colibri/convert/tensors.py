@@ -52,7 +52,8 @@ def resolve(
             blocks = [block.replace("{N}", layer) for block in blocks]
             views = _expert(tensors, experts, blocks, entry, config["n_experts"], missing)
         else:
-            sources = _sources(names, pattern, entry.name, layer, tied)
+            sources = [*decoder.sources.get(entry.name, ())]
+            sources = sources or _sources(names, pattern, entry.name, layer, tied)
             found_layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(found_layer[1])] if found_layer else 1
             views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
@@ -63,6 +64,9 @@ def resolve(
         found[entry.name] = tuple(
             fp8.scaled(view, tensors, shorts[view.tensor.name], forms) for view in views
         )
+    for entry in entries:
+        for view in found.get(entry.name, ()):
+            refuse_dtype(view)
     used = {view.tensor.name for one in found.values() for view in one}
     used |= {tensor.name for one in found.values() for view in one for tensor in scales_of(view)}
     left_out: dict[str, str] = {}
@@ -75,9 +79,6 @@ def resolve(
             else:
                 unknown.append(tensor.name)
     _refuse(checkpoint, missing, unknown, tied)
-    for entry in entries:
-        for view in found.get(entry.name, ()):
-            refuse_dtype(view)
     return found, left_out
 
 
@@ -297,15 +298,22 @@ def _refuse(checkpoint: Checkpoint, missing: list[str], unknown: list[str], tied
         return
     texts = []
     if missing:
-        texts.append(f"{len(missing)} tensors are absent: {_some(missing)}")
+        texts.append(f"{_tensors(missing)} absent: {_some(missing)}")
     if unknown:
         texts.append(
-            f"{len(unknown)} tensors are not part of the model that config.json describes: {_some(unknown)}"
+            f"{_tensors(unknown)} not part of the model that config.json describes: {_some(unknown)}"
         )
     hint = "Check that config.json belongs to these weights and that the download is complete."
     if missing == ["lm_head.weight"] and not tied:
-        hint = "If the output head is the embedding, config.json must say tie_word_embeddings: true."
+        hint = (
+            "If the output head is the embedding, config.json must say tie_word_embeddings: true, beside "
+            "text_config where there is one, since what is inside does not count."
+        )
     raise ConversionError(f"{checkpoint.path}: {'; '.join(texts)}. {hint}")
+
+
+def _tensors(names: list[str]) -> str:
+    return "1 tensor is" if len(names) == 1 else f"{len(names)} tensors are"
 
 
 def _some(names: list[str], limit: int = 8) -> str:

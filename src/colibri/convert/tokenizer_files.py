@@ -1,26 +1,25 @@
 """Finds a checkpoint's tokenizer and makes a tokenizer.json of it, if it is a SentencePiece or tiktoken file.
 
-Owns: which file counts, the ids of tokens that stand in the JSON files beside it, what tokenizer classes do
-in code: extra tokens, ids that are moved, BOS and EOS. Facts: the classes of Transformers 4.57 and 5.24.
+Owns: which file counts, what tokenizer classes do in code: extra tokens, ids that are moved, BOS and EOS.
+Facts: the classes of Transformers 4.57 and 5.24.
 Refuses: damaged files, and files of the checkpoint that give one token two ids. Its Python code is never run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from colibri.convert import sentencepiece_model, tiktoken_file
-from colibri.convert.checkpoint import read_json
+from colibri.convert.added_tokens import SPECIAL, Added, added_tokens, texts
 from colibri.convert.sentencepiece_model import BYTE, CONTROL, NORMAL, UNKNOWN, Piece, added_token
 from colibri.errors import ConversionError, ModelIOError
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 TIKTOKEN = ("tiktoken.model", "tokenizer.tiktoken")
 _LARGEST = 64 << 20
-_SPECIAL = ("_token", "_special_tokens")  # how keys end that name special tokens
 # Classes that put BOS before a text unless add_bos_token says otherwise.
 _WITH_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
 # What Transformers takes by model_type where no file names a class.
@@ -29,16 +28,6 @@ _OF_MODEL = {
     "nllb-moe": "NllbTokenizer",
     **dict.fromkeys(("llama", "mistral", "mixtral"), "LlamaTokenizer"),
 }
-
-
-class Added(NamedTuple):
-    """A token that a JSON file beside the vocabulary names."""
-
-    id: int
-    content: str
-    special: bool
-    lstrip: bool = False
-    rstrip: bool = False
 
 
 def tokenizer_file(path: Path) -> Path | None:
@@ -59,7 +48,7 @@ def as_tokenizer_json(
     data = _read(file)
     kind = settings.get("tokenizer_class") or config.get("tokenizer_class")
     kind = str(kind or _OF_MODEL.get(str(config.get("model_type")), ""))
-    added = _added_tokens(file.parent, settings, special_map)
+    added = added_tokens(file.parent, settings, special_map)
     try:
         if _is_tiktoken(data):
             tokenizer = _of_tiktoken(data, kind, added)
@@ -70,7 +59,7 @@ def as_tokenizer_json(
         raise ConversionError(f"{file} is damaged: a text that is not UTF-8. Download it again.") from error
     except ValueError as error:
         raise ConversionError(
-            f"{file} has {error}. If the file is whole, make a tokenizer.json with Transformers where the "
+            f"{file}: {error}. If the file is whole, make a tokenizer.json with Transformers where the "
             "checkpoint's code may run: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)."
         ) from error
     notes.append(f"the tokenizer is made from {file.name}, as of {kind or 'a class that adds no tokens'}")
@@ -89,61 +78,6 @@ def _read(file: Path) -> bytes:
 def _is_tiktoken(data: bytes) -> bool:
     """Both kinds are called tokenizer.model. A SentencePiece file begins with the tag of its first piece."""
     return data[:1].isalnum() or data[:1] in (b"+", b"/")
-
-
-# --- tokens beside the vocabulary
-
-
-def _added_tokens(path: Path, settings: dict[str, Any], special_map: dict[str, Any]) -> list[Added]:
-    """added_tokens.json (ids by content), then added_tokens_decoder of tokenizer_config.json."""
-    file = path / "added_tokens.json"
-    special = set(_texts([settings, special_map], _SPECIAL))
-    found: dict[str, Added] = {}
-    for content, id in (read_json(file) if file.is_file() else {}).items():
-        found[content] = Added(_id(file, id), content, content in special)
-    file = path / "tokenizer_config.json"
-    decoder = settings.get("added_tokens_decoder") or {}
-    if not isinstance(decoder, dict):
-        raise ConversionError(
-            f"{file}: added_tokens_decoder is no object of tokens by id. Download it again."
-        )
-    for key, token in decoder.items():
-        flags = token if isinstance(token, dict) else {"content": token}
-        text = flags.get("content")
-        if not isinstance(text, str) or not text:
-            raise ConversionError(f"{file}: added_tokens_decoder has no text for id {key!r:.20}.")
-        id = _id(file, int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else key)
-        marks = (bool(flags.get(name)) for name in ("lstrip", "rstrip"))
-        found[text] = Added(id, text, bool(flags.get("special", text in special)), *marks)
-    _refuse_shared_ids(path, found.values())
-    return sorted(found.values())
-
-
-def _id(file: Path, id: Any) -> int:
-    if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < 2**31:
-        raise ConversionError(f"{file}: {id!r:.40} is no token id.")
-    return id
-
-
-def _refuse_shared_ids(path: Path, tokens: Iterable[Added]) -> None:
-    by_id: dict[int, str] = {}
-    for token in tokens:
-        other = by_id.setdefault(token.id, token.content)
-        if other != token.content:
-            raise ConversionError(
-                f"{path}: added_tokens.json or tokenizer_config.json give id {token.id} to both "
-                f"{other!r:.60} and {token.content!r:.60}. Download them again."
-            )
-
-
-def _texts(sources: Iterable[dict[str, Any]], keys: tuple[str, ...]) -> Iterator[str]:
-    """Texts under keys that end so, in the order of the sources."""
-    for source in sources:
-        for key, value in source.items():
-            for one in value if isinstance(value, list) else [value]:
-                text = one.get("content") if isinstance(one, dict) else one
-                if key.endswith(keys) and isinstance(text, str) and text:
-                    yield text
 
 
 # --- the two kinds
@@ -174,7 +108,7 @@ def _of_sentencepiece(
     model = sentencepiece_model.read_model(data)
     before, behind = "", ""  # tokens that the class puts around a text
     if kind in _WITH_BOS:
-        before = next(_texts([settings, special_map], ("bos_token",)), "<s>")
+        before = next(texts([settings, special_map], ("bos_token",)), "<s>")
     elif kind == "T5Tokenizer":
         behind = "</s>"
         added = _or_behind(added, _sentinels(len(model.pieces), settings))
@@ -185,7 +119,7 @@ def _of_sentencepiece(
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
     for token in added:
         _refuse_other_ids(token, ids, model.pieces, kind)
-    named = {text: ids[text] for text in _texts([settings, special_map], _SPECIAL) if text in ids}
+    named = {text: ids[text] for text in texts([settings, special_map], SPECIAL) if text in ids}
     known = {token.content for token in added}
     added = added + [Added(id, text, True) for text, id in named.items() if text not in known]
     tokenizer, more = sentencepiece_model.as_tokenizer(model, settings.get("legacy") is not False)
@@ -218,7 +152,7 @@ def _move_as_fairseq(pieces: list[Piece]) -> None:
 
 def _languages(first: int, sources: list[dict[str, Any]]) -> list[Added]:
     """NLLB's language codes, in the order in which its files list them, then the mask."""
-    names = [*_texts(sources, ("additional_special_tokens",)), *_texts(sources, ("mask_token",))]
+    names = [*texts(sources, ("additional_special_tokens",)), *texts(sources, ("mask_token",))]
     return [Added(first + at, name, True) for at, name in enumerate(dict.fromkeys(names))]
 
 

@@ -30,16 +30,17 @@ def read_windows(
     """Positions that each layer sees, 0 for all; a window no smaller than the context changes nothing.
     `others`: layer types that the family reads itself; none of them has a window."""
     types = keys.raw("layer_types")
-    wanted = f"{n_layers} times {' or '.join(map(repr, (FULL, SLIDING, *others)))}"
+    wanted = " or ".join(map(repr, (FULL, SLIDING, *others))) + f" for each of {n_layers} layers"
     known = types is None or isinstance(types, list) and all(one in (FULL, SLIDING, *others) for one in types)
     if not known or (types is not None and len(types) != n_layers):
-        raise keys.error("layer_types", wanted, "Other layer types are not supported.")
+        raise keys.error("layer_types", wanted, "num_hidden_layers counts them; other types are not known.")
     types = types and [FULL if one in others else one for one in types]
     switch = keys.raw("use_sliding_window")
     if switch not in (None, True, False):
         raise keys.error("use_sliding_window", "true or false")
     on = rule is not None and (switch is True or not rule.switched)
-    window = keys.raw("sliding_window", rule.default if rule is not None and on else None) or 0
+    window = keys.raw("sliding_window", rule.default if rule is not None and on else None)
+    window = 0 if window is None else window
     if isinstance(window, bool) or not isinstance(window, int) or not 0 <= window < 2**30:
         raise keys.error("sliding_window", "null or a number of positions")
     if rule is None and switch is not False and 0 < window < context_length:
@@ -53,6 +54,10 @@ def read_windows(
     if types is not None and types != [SLIDING if one else FULL for one in sliding]:
         if rule is None or not rule.by_types or not (on and window):
             placed = ", ".join(str(layer) for layer, one in enumerate(sliding) if one)
-            raise keys.error("layer_types", f"{SLIDING!r} in layers {placed}" if placed else f"only {FULL!r}")
+            why = f"sliding_window = {window or None} and use_sliding_window = {switch}"
+            raise keys.error(
+                "layer_types",
+                (f"{SLIDING!r} in layers {placed}" if placed else f"only {FULL!r}") + f", with {why}",
+            )
         sliding = [one == SLIDING for one in types]
     return [window if one else 0 for one in sliding]

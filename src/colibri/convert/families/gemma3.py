@@ -41,7 +41,7 @@ EXPERTS: ExpertNames | None = None
 
 def read_config(keys: Keys) -> Decoder:
     """Old files say one RoPE scaling, of the layers that see all; new ones say settings by kind of layer."""
-    n_layers = keys.integer("num_hidden_layers", DEFAULTS["num_hidden_layers"])
+    n_layers = keys.integer("num_hidden_layers", DEFAULTS["num_hidden_layers"], field="n_layers")
     kinds = layer_kinds(keys, n_layers, keys.integer("sliding_window_pattern", 6))
     keys.raw("_sliding_window_pattern")  # beside layer_types, which count
     scale = keys.number("query_pre_attn_scalar", 256)
@@ -62,8 +62,9 @@ def _ropes(keys: Keys) -> dict[str, dict[str, Any]]:
         FULL: keys.number("rope_theta", THETA),
         SLIDING: keys.number("rope_local_base_freq", LOCAL_THETA),
     }
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        raise keys.error("rope_scaling", "an object or null")
+    for name, found in (("rope_scaling", old), ("rope_parameters", new)):
+        if not isinstance(found, dict):
+            raise keys.error(name, "an object or null")
     if new and FULL not in new and SLIDING not in new:  # Transformers ignores such
         raise keys.error("rope_parameters", f"settings by kind of layer: {FULL!r}, {SLIDING!r}")
     found = {FULL: (new.get(FULL) or {}) | old, SLIDING: new.get(SLIDING) or {}}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.decoder import TENSORS as SHARED
-from colibri.convert.decoder import Decoder, ExpertNames, Names, read_decoder, read_experts
+from colibri.convert.decoder import ROUTED, Decoder, ExpertNames, Names, read_decoder, read_experts
 from colibri.convert.keys import Keys
 from colibri.convert.windows import Windows
 
@@ -43,9 +42,7 @@ ROPE = {
 WINDOWS = Windows(128, lambda layer, _first: layer % 2 == 0, by_types=True)
 
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     "layers.{N}.attn_sinks": ("layers.{N}.self_attn.sinks",),
     "layers.{N}.router": ("layers.{N}.mlp.router.weight",),
     "layers.{N}.router_logit_bias": ("layers.{N}.mlp.router.bias",),

@@ -10,8 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.decoder import TENSORS as SHARED
-from colibri.convert.decoder import Decoder, ExpertNames, Names, read_biases, read_decoder, read_experts
+from colibri.convert.decoder import (
+    ROUTED,
+    Decoder,
+    ExpertNames,
+    Names,
+    read_biases,
+    read_decoder,
+    read_experts,
+)
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("granitemoe",)
@@ -32,9 +39,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     "layers.{N}.router": (
         "layers.{N}.block_sparse_moe.router.layer.weight",
         "layers.{N}.block_sparse_moe.router.weight",

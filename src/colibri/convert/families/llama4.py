@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from colibri.convert.decoder import TENSORS as SHARED
-from colibri.convert.decoder import Decoder, ExpertNames, Names, neighbours_apart, read_decoder, read_experts
+from colibri.convert.decoder import (
+    ROUTED,
+    Decoder,
+    ExpertNames,
+    Names,
+    neighbours_apart,
+    read_decoder,
+    read_experts,
+)
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("llama4", "llama4_text")
@@ -35,11 +42,12 @@ DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 1,
     "num_local_experts": 16,
 }
+MOST_STEPS = 1 << 20  # of the factor of q; released files have up to 1,280
 KINDS = ("chunked_attention", "full_attention")
 
 BLOCK = "layers.{N}.feed_forward"
 TENSORS: Names = {
-    **{name: sources for name, sources in SHARED.items() if ".ffn_" not in name or name.endswith("_norm")},
+    **ROUTED,
     **{f"layers.{{N}}.ffn_{part}": (f"{BLOCK}.{part}_proj.weight",) for part in ("gate", "up", "down")},
     **{
         f"layers.{{N}}.shared_{part}": (f"{BLOCK}.shared_expert.{part}_proj.weight",)
@@ -61,7 +69,9 @@ def read_config(keys: Keys) -> Decoder:
     chunk = keys.optional_integer("attention_chunk_size", 8192)
     kinds = kinds or [KINDS[0] if one and chunk else KINDS[1] for one in rotates]
     if not isinstance(kinds, list) or len(kinds) != n_layers or set(kinds) - set(KINDS):
-        raise keys.error("layer_types", f"{n_layers} times {' or '.join(KINDS)}")
+        raise keys.error("layer_types", f"{' or '.join(KINDS)} for each of num_hidden_layers = {n_layers}")
+    if chunk is None and KINDS[0] in kinds:
+        raise keys.error("attention_chunk_size", f"a number of positions, since layers are {KINDS[0]}")
     routed = _moe_layers(keys, n_layers)
     keys.raw("for_llm_compressor")
     norm = keys.flag("use_qk_norm", True)
@@ -82,6 +92,8 @@ def read_config(keys: Keys) -> Decoder:
     made = {f"layers.{{N}}.attn_{part}_norm": ones for part in "qk"} if norm else {}
     step, strength = keys.integer("floor_scale", 8192), keys.number("attn_scale", 0.1)
     if keys.flag("attn_temperature_tuning", True):
+        if config["context_length"] // step > MOST_STEPS:
+            raise keys.error("floor_scale", f"at least max_position_embeddings / {MOST_STEPS}")
         config["temperature_step"] = step
         steps = np.arange(config["context_length"] // step + 1, dtype=np.float64)
         made["attn_temperature"] = (strength * np.log1p(steps)).astype(np.float32)
@@ -94,7 +106,7 @@ def _flags(keys: Keys, n_layers: int) -> list[bool]:
     interval = keys.integer("no_rope_layer_interval", 4)
     flags = keys.raw("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(n_layers)]
     if not isinstance(flags, list) or len(flags) != n_layers or set(flags) - {0, 1}:
-        raise keys.error("no_rope_layers", f"{n_layers} times 0 or 1")
+        raise keys.error("no_rope_layers", f"0 or 1 for each of num_hidden_layers = {n_layers}")
     return [flag == 1 for flag in flags]
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.decoder import QK_NORM, Decoder, ExpertNames, Names, read_decoder, read_experts
-from colibri.convert.decoder import TENSORS as SHARED
+from colibri.convert.decoder import QK_NORM, ROUTED, Decoder, ExpertNames, Names, read_decoder, read_experts
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("minimax_m2",)
@@ -52,9 +51,7 @@ UNUSED = (
 )
 
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     **QK_NORM,
     "layers.{N}.router": ("layers.{N}.block_sparse_moe.gate.weight", "layers.{N}.mlp.gate.weight"),
     "layers.{N}.router_bias": (
@@ -72,6 +69,8 @@ def read_config(keys: Keys) -> Decoder:
     keys.allow_code("modeling_minimax_m2")
     head_dim = keys.integer("head_dim", DEFAULTS["head_dim"])
     rotated = keys.optional_integer("rotary_dim", None, 2)
+    if rotated is not None and (rotated % 2 or rotated > head_dim):
+        raise keys.error("rotary_dim", f"an even number up to head_dim = {head_dim}")
     decoder = read_decoder(keys, DEFAULTS, THETA, share=rotated / head_dim if rotated else 1.0)
     n_layers = decoder.config["n_layers"]
     for name, allowed in FIXED.items():

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.decoder import TENSORS as SHARED
-from colibri.convert.decoder import Decoder, ExpertNames, Names, read_decoder, read_experts
+from colibri.convert.decoder import ROUTED, Decoder, ExpertNames, Names, read_decoder, read_experts
 from colibri.convert.keys import Keys
 from colibri.convert.windows import Windows
 
@@ -36,9 +35,7 @@ WINDOWS = Windows(None)
 
 # Files call the block block_sparse_moe; Transformers 5 calls it mlp in memory, and stacks the experts.
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     "layers.{N}.router": ("layers.{N}.block_sparse_moe.gate.weight", "layers.{N}.mlp.gate.weight"),
 }
 EXPERTS: ExpertNames | None = ExpertNames(

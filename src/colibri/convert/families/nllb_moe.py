@@ -85,7 +85,7 @@ def read_config(keys: Keys) -> Decoder:
     keys.require("moe_eval_capacity_token_fraction", (1, 1.0), 1.0)
     for name in _NO_EFFECT.split():
         keys.raw(name)
-    n_embd, pad = keys.integer("d_model", 1024, 2), keys.integer("pad_token_id", 1, 0)
+    n_embd, pad = keys.integer("d_model", 1024, 2, "n_embd"), keys.integer("pad_token_id", 1, 0)
     n_heads = same(keys, "encoder_attention_heads", "decoder_attention_heads", DEFAULTS)
     n_ff = same(keys, "encoder_ffn_dim", "decoder_ffn_dim", DEFAULTS)
     if n_embd % n_heads or n_embd % 2 or n_embd < 4:
@@ -94,7 +94,9 @@ def read_config(keys: Keys) -> Decoder:
             f"encoder_attention_heads = {n_heads}. "
             "Check that config.json belongs to these weights."
         )
-    layers = [keys.integer(f"{stack}_layers", 12) for stack in ("encoder", "decoder")]
+    layers = [
+        keys.integer(f"{stack}_layers", 12, field="n_encoder_layers") for stack in ("encoder", "decoder")
+    ]
     keys.alias("num_hidden_layers", "encoder_layers")
     routed = [
         step > 0 and (layer + 1) % step == 0
@@ -102,7 +104,10 @@ def read_config(keys: Keys) -> Decoder:
         for step in (keys.integer(f"{stack}_sparse_step", 4, 0),)
         for layer in range(n)
     ]
-    n_experts, dropped = keys.integer("num_experts", 128, 2), keys.number("moe_token_dropout", 0.2)
+    n_experts, dropped = (
+        keys.integer("num_experts", 128, 2, "n_experts"),
+        keys.number("moe_token_dropout", 0.2),
+    )
     if not 0 <= dropped < 1:
         raise keys.error("moe_token_dropout", "a number of at least 0 and below 1")
     config: dict[str, Any] = {

@@ -12,6 +12,7 @@ from typing import Any
 from colibri.convert.decoder import EXPERTS as SHARED_EXPERTS
 from colibri.convert.decoder import (
     QK_NORM,
+    ROUTED,
     ROUTER,
     Decoder,
     ExpertNames,
@@ -20,7 +21,6 @@ from colibri.convert.decoder import (
     read_decoder,
     read_experts,
 )
-from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("olmoe",)
@@ -41,9 +41,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     **QK_NORM,
     **ROUTER,
 }

@@ -10,8 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.decoder import TENSORS as SHARED
-from colibri.convert.decoder import Decoder, ExpertNames, Names, read_biases, read_decoder, read_experts
+from colibri.convert.decoder import (
+    ROUTED,
+    Decoder,
+    ExpertNames,
+    Names,
+    read_biases,
+    read_decoder,
+    read_experts,
+)
 from colibri.convert.keys import Keys
 from colibri.convert.windows import Windows
 
@@ -36,9 +43,7 @@ WINDOWS = Windows(None)
 MSCALES = ("short_mscale", "long_mscale")
 
 TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
+    **ROUTED,
     "output_bias": ("lm_head.bias",),
     "output_norm_bias": ("norm.bias",),
     "layers.{N}.attn_norm_bias": ("layers.{N}.input_layernorm.bias",),
@@ -55,6 +60,11 @@ def read_config(keys: Keys) -> Decoder:
     keys.allow_code("modeling_phimoe")
     _read_mscale(keys)
     decoder = read_decoder(keys, DEFAULTS, THETA, windows=WINDOWS)
+    if keys.context is not None and any("'longrope'" in note for note in keys.notes):
+        keys.notes.append(
+            "Transformers 5.24 ignores long_factor in this family; the file has it, as the code has that the "
+            "model was released with"
+        )
     routed = [True] * decoder.config["n_layers"]
     noise = keys.number("router_jitter_noise", 0.01)
     keys.raw("input_jitter_noise")  # in training only

@@ -12,8 +12,8 @@ from typing import Any
 
 from colibri.convert.decoder import EXPERTS as SHARED_EXPERTS
 from colibri.convert.decoder import Decoder, ExpertNames, Names, read_experts
-from colibri.convert.delta import TENSORS as SHARED
-from colibri.convert.delta import read_delta
+from colibri.convert.delta import DEFAULTS as SHARED_DEFAULTS
+from colibri.convert.delta import read_delta, tensors
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
@@ -21,34 +21,14 @@ ARCHITECTURES = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM", 
 BOS_DEFAULT: int | None = None
 EOS_DEFAULT: tuple[int, ...] = ()
 DEFAULTS: dict[str, Any] = {
+    **SHARED_DEFAULTS,
     "vocab_size": 248320,
-    "hidden_size": 2048,
     "num_hidden_layers": 40,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
     "num_experts_per_tok": 8,
     "num_experts": 256,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
 }
 
-TENSORS: Names = {
-    **{
-        target: names for target, names in SHARED.items() if ".ffn_" not in target or target.endswith("_norm")
-    },
-    "layers.{N}.delta_qkv": ("layers.{N}.linear_attn.in_proj_qkv.weight",),
-    "layers.{N}.delta_gate": ("layers.{N}.linear_attn.in_proj_z.weight",),
-    "layers.{N}.delta_beta": ("layers.{N}.linear_attn.in_proj_b.weight",),
-    "layers.{N}.delta_decay": ("layers.{N}.linear_attn.in_proj_a.weight",),
-}
+TENSORS: Names = tensors(qkv="qkv", gate="z", beta="b", decay="a")
 EXPERTS: ExpertNames | None = SHARED_EXPERTS
 
 

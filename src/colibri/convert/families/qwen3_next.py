@@ -12,8 +12,8 @@ from typing import Any
 
 from colibri.convert.decoder import EXPERTS as SHARED_EXPERTS
 from colibri.convert.decoder import Decoder, ExpertNames, Names, read_experts, routed_layers
-from colibri.convert.delta import TENSORS as SHARED
-from colibri.convert.delta import read_delta, rows_of
+from colibri.convert.delta import DEFAULTS as SHARED_DEFAULTS
+from colibri.convert.delta import read_delta, rows_of, tensors
 from colibri.convert.keys import Keys
 
 MODEL_TYPES = ("qwen3_next",)
@@ -21,35 +21,15 @@ ARCHITECTURES = ("Qwen3NextForCausalLM", "Qwen3NextModel")
 BOS_DEFAULT: int | None = None
 EOS_DEFAULT: tuple[int, ...] = ()
 DEFAULTS: dict[str, Any] = {
+    **SHARED_DEFAULTS,
     "vocab_size": 151936,
-    "hidden_size": 2048,
     "intermediate_size": 5632,
     "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
     "num_experts_per_tok": 10,
     "num_experts": 512,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
 }
 
-_QKVZ = ("layers.{N}.linear_attn.in_proj_qkvz.weight",)
-_BA = ("layers.{N}.linear_attn.in_proj_ba.weight",)
-TENSORS: Names = {
-    **SHARED,
-    "layers.{N}.delta_qkv": _QKVZ,
-    "layers.{N}.delta_gate": _QKVZ,
-    "layers.{N}.delta_beta": _BA,
-    "layers.{N}.delta_decay": _BA,
-}
+TENSORS: Names = tensors(qkv="qkvz", gate="qkvz", beta="ba", decay="ba")
 EXPERTS: ExpertNames | None = SHARED_EXPERTS
 
 

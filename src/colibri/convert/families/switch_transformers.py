@@ -73,17 +73,16 @@ def read_config(keys: Keys) -> Decoder:
     keys.require("feed_forward_proj", ("relu",), None)
     for harmless in ("dropout_rate", "initializer_factor", "add_router_probs", "router_type", "is_gated_act"):
         keys.raw(harmless)  # training, reports, and what dense_act_fn says a second time
-    n_embd, n_heads = keys.integer("d_model", 768), keys.integer("num_heads", 12)
-    n_encoder = keys.integer("num_layers", DEFAULTS["num_layers"])
-    n_decoder = keys.optional_integer("num_decoder_layers", 12) or n_encoder
-    routed = _routed(keys, "encoder", n_encoder) + _routed(keys, "decoder", n_decoder)
-    n_experts, n_ff = keys.integer("num_experts", 8), keys.integer("d_ff", 2048)
-    tied = keys.flag("tie_word_embeddings", True)
-    span, cuts = distance_biases(
-        n_heads,
-        keys.integer("relative_attention_num_buckets", 32, 4),
-        keys.integer("relative_attention_max_distance", 128),
+    n_embd, n_heads = (
+        keys.integer("d_model", 768, field="n_embd"),
+        keys.integer("num_heads", 12, field="n_heads"),
     )
+    n_encoder = keys.integer("num_layers", DEFAULTS["num_layers"], field="n_encoder_layers")
+    n_decoder = keys.optional_integer("num_decoder_layers", 12, field="n_layers") or n_encoder
+    routed = _routed(keys, "encoder", n_encoder) + _routed(keys, "decoder", n_decoder)
+    n_experts, n_ff = keys.integer("num_experts", 8, field="n_experts"), keys.integer("d_ff", 2048)
+    tied = keys.flag("tie_word_embeddings", True)
+    span, cuts = distance_biases(keys, n_heads)
     config: dict[str, Any] = {
         "n_vocab": keys.integer("vocab_size", 32128),
         "n_layers": n_encoder + n_decoder,

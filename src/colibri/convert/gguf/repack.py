@@ -28,8 +28,9 @@ _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 _LARGEST_EXPONENT = 252  # 6 x 2^(252 - 127) is below the largest f32
 
 
-def repack(blocks: Blocks, name: str, first_row: int) -> memoryview:
-    """The bytes of these rows in the type of ours that holds them."""
+def repack(blocks: Blocks, place: Callable[[int], str]) -> memoryview:
+    """The bytes of these rows in the type of ours that holds them. place: what a row's first number is
+    called."""
     data, dtype = blocks
     block, width = sizes()[dtype]
     n = -(-len(data) // PANEL_ROWS)
@@ -42,7 +43,7 @@ def repack(blocks: Blocks, name: str, first_row: int) -> memoryview:
         if wrong.any():
             panel, _, row = (int(i) for i in np.argwhere(wrong)[0])
             raise ConversionError(
-                f"{name}[{first_row + panel * PANEL_ROWS + row}] ({dtype}) has {what}. If the file is whole, "
+                f"{place(panel * PANEL_ROWS + row)}: its row in {dtype} has {what}. If the file is whole, "
                 "convert it to another type with --type."
             )
 
