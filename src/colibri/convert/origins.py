@@ -111,6 +111,5 @@ def others(value: Any, allowed: Iterable[Any]) -> list[Any]:
         found += [value[::-1], value + value] if value else [[0]]
     elif isinstance(value, dict):
         for name, inner in value.items():
-            if not isinstance(inner, dict):
-                found += [value | {name: other} for other in others(inner, ())]
+            found += [value | {name: other} for other in others(inner, ())]
     return found
