@@ -71,7 +71,7 @@ LLAMA4 = {"floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]
 GEMMA3 = {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
 PHI = {"architectures": ["PhiMoEForCausalLM"]}
 SIGMOID = {"scoring_func": "sigmoid"}
-SPARSE_MIXER = "llama.cpp takes a softmax of all for SparseMixer, 1.2"
+SPARSE_MIXER = "llama.cpp takes a softmax of all for SparseMixer"
 
 CASES: dict[str, Case] = {
     "llama": Case("llama"),
