@@ -26,7 +26,7 @@ enum { CONFIG_MAX_LAYERS = 512, CONFIG_MAX_EXPERTS = 4096, CONFIG_MAX_GROUPS = 2
     INT(q_latent_dim, 0, 1048576, 0, "with it: queries are made of a latent this wide; 0: of the hidden state")       \
     INT(value_dim, 0, 1024, 0, "with it: width of a head's value; 0 without it")                                      \
     FLOAT(latent_norm_eps, 0, 1, 0, "epsilon of the RMSNorm of the latents")                                          \
-    INT(rope_dim, 0, 1024, REQUIRED, "leading elements of a head that are rotated, even, or all of it; 0: none")      \
+    INT(rope_dim, 0, 1024, REQUIRED, "leading elements of a head that are rotated, even; all if it has less; 0: none") \
     INT(rope_sets, 1, 2, 1, "sets of frequencies that layers choose from")                                            \
     LAYER(rope_set, 0, 2, 0, "the layer's set of frequencies: 0, 1; 2: none, q and k are not rotated")                \
     INT(temperature_step, 0, 1073741824, 0, "positions that share a factor of q in layers that do not rotate; 0: off") \

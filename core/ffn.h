@@ -4,9 +4,9 @@
 
 #include "chunk.h"
 
-/* x += ffn(h) for a layer without experts. */
+/* x += ffn(h), the dense one of the layer; where norms follow (post_norm) it goes into h instead. */
 void ffn_dense(struct chunk *chunk);
-/* x += the weighted outputs of the experts that router_layer chose, plus the shared expert. */
+/* The same of the weighted outputs of the experts that router_layer chose, plus the shared expert. */
 void ffn_experts(struct chunk *chunk);
 
 #endif
