@@ -44,6 +44,7 @@ MODEL = [
     "prompt_ids",
     "router_logits",
     "routing",
+    "start_ids",
     "stream",
     "stream_chat",
     "tokenizer",

@@ -66,7 +66,8 @@ def test_the_target_begins_as_the_checkpoint_says(tmp_path: Path, translator: co
     """tgt_lang comes behind the start id, as forced_bos_token_id does; it is not part of the answer."""
     ids = translator.prompt_ids(TEXT)
     found = translator.generate(TEXT, tgt_lang="fra_Latn", max_tokens=5)
-    logits = translator.logits([END, 301, *found.ids], source=ids)
+    assert translator.start_ids("fra_Latn") == [END, 301]
+    logits = translator.logits([*translator.start_ids("fra_Latn"), *found.ids], source=ids)
     assert found.ids == np.argmax(logits[1:], axis=1)[: len(found.ids)].tolist()
     forced = {"decoder_start_token_id": END, "forced_bos_token_id": 301}
     directory = MAKERS["nllb_moe"](
@@ -156,6 +157,8 @@ def test_what_is_refused(model: colibri.Model, translator: colibri.Model, model_
             decoder.generate(TEXT, tgt_lang="fra_Latn")
         with pytest.raises(ArgumentError, match="source: the model has no encoder"):
             decoder.logits([5], source=TEXT)
+        with pytest.raises(UnsupportedError, match="start_ids: the model has no encoder"):
+            decoder.start_ids()
 
 
 def test_generation_json_of_an_encoder_is_checked(tmp_path: Path) -> None:

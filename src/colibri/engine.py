@@ -221,7 +221,10 @@ class Model:
     ) -> list[int]:
         """The ids that a conversation becomes."""
         if self._rules is not None:
-            raise UnsupportedError("the model reads a text and writes another: it holds no conversations")
+            raise UnsupportedError(
+                "chat: the model reads a text and writes another: it holds no conversations; give the text "
+                "as a prompt, to generate() or to `colibri run` without --chat"
+            )
         tokenizer = self.tokenizer
         text, mark = chat_template.render(
             self.chat_template,
@@ -249,6 +252,13 @@ class Model:
             )
         return checked_ids(ids, self.n_vocab)
 
+    def start_ids(self, tgt_lang: str | None = None) -> list[int]:
+        """The ids that a target begins with, for logits() and routing(); a model without an encoder has
+        none."""
+        if self._rules is None:
+            raise UnsupportedError("start_ids: the model has no encoder: what it writes continues its prompt")
+        return self._rules.start(tgt_lang)
+
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -261,7 +271,8 @@ class Model:
     # --- numbers
 
     def logits(self, ids: IdList, source: Prompt | None = None) -> Floats:
-        """Logits after each id, float32 [n, n_vocab]; with an encoder, of a target for a source."""
+        """Logits after each id, float32 [n, n_vocab]; with an encoder, of a target, which begins with
+        start_ids(), for a source."""
         return self.batch_logits([ids], None if source is None else [source])[0]
 
     def batch_logits(

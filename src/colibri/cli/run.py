@@ -104,7 +104,8 @@ def run_model(
         bool, typer.Option("--stats", help="Show speed and memory on stderr afterwards.")
     ] = False,
 ) -> None:
-    """Continue a prompt with a model, or hold a conversation (--chat)."""
+    """Continue a prompt with a model, or hold a conversation (--chat). A model with an encoder reads the
+    prompt and writes another text: a translation, a summary, a plain version."""
     from colibri.arguments import Opening
     from colibri.engine import load
     from colibri.sampling import Sampling
