@@ -37,6 +37,8 @@ _LARGEST_ALIGNMENT = 1 << 20
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
+# What lies beside a model: towers for images and sound, statistics of a quantiser, hidden files.
+_BESIDE = re.compile(r"mmproj|imatrix|^\.", re.IGNORECASE)
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -61,7 +63,7 @@ def is_gguf(path: Path) -> bool:
 
 def find_gguf(directory: Path) -> Path | None:
     """The one model in GGUF that a directory holds, by its first part; None if it has no such file."""
-    names = sorted(file.name for file in directory.glob("*.gguf") if not file.name.startswith("mmproj"))
+    names = sorted(file.name for file in directory.glob("*.gguf") if not _BESIDE.search(file.name))
     firsts = {_PART.sub(r"\1-\3", name): name for name in reversed(names)}
     if len(firsts) > 1:
         raise ConversionError(
