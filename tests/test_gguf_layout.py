@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "layers unlike": (
         "llama",
         {"keys": {"attention.head_count_kv": [2, 4]}},
-        "the same value for all layers",
+        r"is \[2, 4\]; expected the same value for all layers",
     ),
     "too few layers": ("llama", {"keys": {"attention.head_count_kv": [2]}}, "one value, or 2"),
     "more extra layers": ("llama", {"keys": {"nextn_predict_layers": 2}}, "nextn_predict_layers is 2"),

@@ -82,7 +82,7 @@ class Reading:
         ]
         return ConversionError(
             f"{self.keys.path}: {_listed(keys) or 'the keys'} would make a model that the engine does not "
-            f"have: {text}. {self.keys.next_step} Otherwise this version cannot run it."
+            f"have: {text}. {self.keys.next_step} If all is as it should be, this version cannot run it."
         )
 
 
