@@ -282,6 +282,19 @@ def test_a_folder_with_two_models_names_both(tmp_path: Path) -> None:
         find_gguf(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["split.count", "split.no", "split.tensors.count"])
+@pytest.mark.parametrize("wrong", [[1, 2], ["a"], 1.5, "x"])
+def test_numbers_of_a_split_that_are_none(tmp_path: Path, name: str, wrong: Any) -> None:
+    """An array may stand wherever one number is expected."""
+    files = split(tmp_path, {name: wrong} if name != "split.tensors.count" else None)
+    if name == "split.tensors.count":
+        first = next(iter(TENSORS))
+        keys = METADATA | {"split.no": 0, "split.count": 3, name: wrong}
+        written(files[0], keys, {first: TENSORS[first]})
+    with pytest.raises(ConversionError, match="belongs? to"):
+        open_gguf(files[0])
+
+
 @pytest.mark.parametrize(
     "beside", ["mmproj-m.gguf", "m-mmproj-F16.gguf", "imatrix_m.gguf", "m.imatrix.gguf", "._model.gguf"]
 )

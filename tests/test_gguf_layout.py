@@ -255,6 +255,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "two widths": ("minimax_m2", {"keys": {"feed_forward_length": 32}}, "as another key says"),
     "general.type": ("llama", {"keys": {"general.type": "adapter"}}, "general.type 'adapter'"),
+    "types of a model": ("llama", {"keys": {"general.type": [1, 2]}}, r"general\.type array"),
+    "kinds of a tokenizer": (
+        "llama",
+        {"keys": {"tokenizer.ggml.model": [1, 2]}},
+        r"tokenizer\.ggml\.model = array",
+    ),
     "factors": (
         "llama",
         {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},

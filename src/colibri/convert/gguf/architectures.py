@@ -20,7 +20,7 @@ _GROUPED_STARTS = {"num_key_value_heads": None, "head_dim": None}
 def architecture_of(gguf: GgufFile) -> Architecture:
     name, kind = gguf.metadata.get("general.architecture"), gguf.metadata.get("general.type", "model")
     found = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if found is None or kind != "model":
+    if found is None or not isinstance(kind, str) or kind != "model":  # a file may put an array anywhere
         what = f"general.architecture {name!r:.80}" if found is None else f"general.type {kind!r:.80}"
         raise ConversionError(
             f"{gguf.path}: {what} is not supported. Supported are models of "
