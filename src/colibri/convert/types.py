@@ -113,7 +113,7 @@ def check_types(
             dtype = view.tensor.dtype
             if type == KEPT and view.scales is None and dtype != "MXFP4":
                 raise ConversionError(
-                    f"Experts should be {KEPT}, but {view.tensor.name} is {dtype}. Choose "
+                    f"Either all experts are {KEPT} or none, but {view.tensor.name} is {dtype}. Choose "
                     "another type with --experts, or download it again."
                 )
             rare = is_rounded(view, type) and dtype not in _ORDINARY
