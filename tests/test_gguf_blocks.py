@@ -102,9 +102,7 @@ def test_scales_that_are_not_finite_are_refused_by_place(dtype: str, bits: int) 
     for at in SCALES.get(dtype, (0,)):
         data = random_blocks(dtype, 40, 512)
         data[37, -1, at : at + 2] = np.array([bits], "<u2").view(np.uint8)
-        with pytest.raises(
-            ConversionError, match=rf"w\[1037\]: its row in {dtype} has a scale"
-        ):
+        with pytest.raises(ConversionError, match=rf"w\[1037\]: its row in {dtype} has a scale"):
             repack(as_blocks(data, dtype), lambda row: f"w[{1000 + row}]")
 
 

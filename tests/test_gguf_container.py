@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from colibri.convert.gguf.container import find_gguf, is_gguf, open_gguf, read_header
+from colibri.convert.source import gguf_path
 from colibri.errors import ColibriError, ConversionError, ModelIOError
 from gguf_bytes import Tensor, Wrong, gguf_bytes, text, value
 
@@ -279,6 +280,37 @@ def test_a_folder_with_two_models_names_both(tmp_path: Path) -> None:
     written(tmp_path / "other.gguf", METADATA, TENSORS)
     with pytest.raises(ConversionError, match="2 models in GGUF .m-00001-of-00003.gguf, other.gguf"):
         find_gguf(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["split.count", "split.no", "split.tensors.count"])
+@pytest.mark.parametrize("wrong", [[1, 2], ["a"], 1.5, "x"])
+def test_numbers_of_a_split_that_are_none(tmp_path: Path, name: str, wrong: Any) -> None:
+    """An array may stand wherever one number is expected."""
+    files = split(tmp_path, {name: wrong} if name != "split.tensors.count" else None)
+    if name == "split.tensors.count":
+        first = next(iter(TENSORS))
+        keys = METADATA | {"split.no": 0, "split.count": 3, name: wrong}
+        written(files[0], keys, {first: TENSORS[first]})
+    with pytest.raises(ConversionError, match="belongs? to"):
+        open_gguf(files[0])
+
+
+@pytest.mark.parametrize(
+    "beside", ["mmproj-m.gguf", "m-mmproj-F16.gguf", "imatrix_m.gguf", "m.imatrix.gguf", "._model.gguf"]
+)
+def test_what_lies_beside_a_model_is_no_second_one(tmp_path: Path, beside: str) -> None:
+    model = written(tmp_path / "model.gguf", METADATA, TENSORS)
+    (tmp_path / beside).write_bytes(model.read_bytes())
+    assert find_gguf(tmp_path) == model
+
+
+def test_a_folder_of_a_config_and_a_gguf_file_is_that_file(tmp_path: Path) -> None:
+    """Repositories of GGUF files have a config.json; with safetensors beside it, those are meant."""
+    model = written(tmp_path / "model.gguf", METADATA, TENSORS)
+    (tmp_path / "config.json").write_text("{}")
+    assert gguf_path(tmp_path) == model
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    assert gguf_path(tmp_path) is None
 
 
 def test_every_error_is_one_of_ours() -> None:

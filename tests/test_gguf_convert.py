@@ -251,9 +251,7 @@ def test_a_damaged_block_is_told_by_its_place(tmp_path: Path, plain: Path) -> No
     at = tensor.offset + (N_FF + 7) * width  # row 7 of expert 1
     data[at : at + 2] = b"\x00\x7c"
     (tmp_path / "a.gguf").write_bytes(data)
-    with pytest.raises(
-        ConversionError, match=r"ffn_up_exps.weight\[1, 7, 0\]: its row in Q8_0 has a"
-    ):
+    with pytest.raises(ConversionError, match=r"ffn_up_exps.weight\[1, 7, 0\]: its row in Q8_0 has a"):
         convert(tmp_path / "a.gguf", tmp_path / "a.colibri")
     assert os.listdir(tmp_path) == ["a.gguf"]
 
@@ -266,7 +264,7 @@ def test_run_converts_once_says_so_and_reuses_it(
 ) -> None:
     monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
     first = call("run", plain, "Once", "--max-tokens", 4)
-    assert first.status == 0 and f"Converting {plain} to as stored once; kept as" in first.err
+    assert first.status == 0 and f"Converting {plain} once (as stored), to be kept as" in first.err
     monkeypatch.setattr("colibri.convert.pipeline.convert", None)  # not again
     second = call("run", plain, "Once", "--max-tokens", 4)
     assert (second.status, second.out) == (0, first.out) and "Converting" not in second.err
@@ -282,6 +280,36 @@ def test_run_converts_once_says_so_and_reuses_it(
     removed = call("cache", "--remove", model.path.name)
     assert removed.status == 0 and "removed 1 file" in removed.err and os.listdir(tmp_path / "cache") == []
     assert call("cache", "--clear").status == 0
+
+
+def test_a_wrong_limit_of_the_cache_is_told_before_the_work(
+    tmp_path: Path, plain: Path, call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLIBRI_CACHE_LIMIT", "abc")
+    told = call("run", plain, "Once")
+    assert told.status == 2 and "COLIBRI_CACHE_LIMIT" in told.err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_run_tells_errors_and_a_link_keeps_its_name(
+    tmp_path: Path, plain: Path, call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Downloads are often links to files that are named after their content."""
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    stored(plain, tmp_path / "0a1b2c", {r"ffn_\w+_exps": "Q4_1"})
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "0a1b2c")
+    told = call("run", tmp_path / "model.gguf", "Once", "--max-tokens", 2)
+    assert told.status == 0 and re.search(r"note: errors of what was rounded .* experts \d", told.err)
+    assert os.listdir(tmp_path / "cache")[0].startswith("model.gguf-as_stored-")
+
+
+def test_the_account_names_the_keys_of_the_file(plain: Path, call: Callable[..., Result]) -> None:
+    told = call("convert", "--explain", plain).out
+    assert f"llama.embedding_length = {HIDDEN}" in told and f"llama.expert_count = {N_EXPERTS}" in told
+    assert "config.json\n" not in told and "config.json leaves out" not in told
+    rows = {row.key: row.gguf_key for row in explain(plain).keys}
+    assert rows["hidden_size"] == "llama.embedding_length" and rows["tie_word_embeddings"] == ""
 
 
 def test_a_folder_and_any_part_share_one_conversion(

@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "layers unlike": (
         "llama",
         {"keys": {"attention.head_count_kv": [2, 4]}},
-        "the same value for all layers",
+        r"is \[2, 4\]; expected the same value for all layers",
     ),
     "too few layers": ("llama", {"keys": {"attention.head_count_kv": [2]}}, "one value, or 2"),
     "more extra layers": ("llama", {"keys": {"nextn_predict_layers": 2}}, "nextn_predict_layers is 2"),
@@ -255,6 +255,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "two widths": ("minimax_m2", {"keys": {"feed_forward_length": 32}}, "as another key says"),
     "general.type": ("llama", {"keys": {"general.type": "adapter"}}, "general.type 'adapter'"),
+    "types of a model": ("llama", {"keys": {"general.type": [1, 2]}}, r"general\.type array"),
+    "kinds of a tokenizer": (
+        "llama",
+        {"keys": {"tokenizer.ggml.model": [1, 2]}},
+        r"tokenizer\.ggml\.model = array",
+    ),
     "factors": (
         "llama",
         {"tensors": {"rope_freqs.weight": np.ones(3, np.float32)}},
@@ -290,6 +296,26 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path, name: str) -> None
     with pytest.raises(ConversionError, match=message):
         convert(gguf, tmp_path / "m.colibri", "f32")
     assert not (tmp_path / "m.colibri").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ({"keys": {"context_length": 0}}, r"llama\.context_length = 0; expected"),
+        ({"keys": {"expert_used_count": 9}}, r"llama\.expert_used_count = 9; expected"),
+        ({"keys": {"feed_forward_length": 32}}, "has shape .* its metadata makes"),
+        ({"keys": {"block_count": 1}}, "not part of the model that its metadata describes"),
+        ({"keys": {"tokenizer.ggml.model": None}}, "no tokenizer.ggml.model"),
+        ({"without": "."}, "a vocabulary and no weights"),
+    ],
+)
+def test_errors_speak_of_the_file(tmp_path: Path, file: dict[str, Any], message: str) -> None:
+    """Who has a GGUF file has no config.json."""
+    source = checkpoints.FAMILIES["mixtral"](tmp_path / "hf", storage="f32")
+    gguf = gguf_files.write(source, tmp_path / "model.gguf", **file)
+    with pytest.raises(ConversionError, match=message) as told:
+        convert(gguf, tmp_path / "m.colibri")
+    assert "config.json" not in str(told.value) and "DIRECTORY" not in str(told.value)
 
 
 def test_an_architecture_that_is_not_known(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from colibri.cached import cache_directory, make_room, mark_used
+from colibri.cached import cache_directory, cache_limit, make_room, mark_used
 from colibri.entries import weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Progress, is_container, read_container
@@ -67,7 +67,7 @@ def resolve(
             report = convert(
                 path, target, type, experts=experts, dense=dense, output=output, progress=progress
             )
-            for remark in report.notes:
+            for remark in [*report.notes, *report.error_notes()]:
                 told(f"note: {remark}")
             return report.path
 
@@ -121,8 +121,9 @@ def _converted(
             return target
         except Exception:
             notify(f"The cached {target} is damaged; converting again.")
+    cache_limit()  # a wrong one is told before the work
     with making(target.parent):
-        notify(f"Converting {source} to {types} once; kept as {target}")
+        notify(f"Converting {source} once ({types}), to be kept as {target}")
         made = convert(target)
     for model in make_room(made):
         notify(
@@ -150,7 +151,8 @@ def cached_name(source: Path, weights: Sequence[Path], types: str) -> str:
     """Name, types and a key over everything that decides the bytes: the fingerprint, the files' times, the
     converter.
 
-    Times are part of the key because the fingerprint reads only both ends of a weight file.
+    Times are part of the key because the fingerprint reads only both ends of a weight file. A file is called
+    what it was given as: downloads are often links to files named after their content.
     """
     from colibri.convert import CONVERTER_VERSION
     from colibri.convert.embedded import fingerprint
@@ -158,5 +160,6 @@ def cached_name(source: Path, weights: Sequence[Path], types: str) -> str:
     digest = hashlib.sha256(f"{CONVERTER_VERSION}\0{types}\0{fingerprint(source, weights)}".encode())
     for file in weights:
         digest.update(f"\0{file.name}\0{file.stat().st_mtime_ns}".encode())
-    name = re.sub(r"[^\w.-]+", "_", source.resolve().name)[:80].lstrip("-.")
+    shown = source.resolve() if source.is_dir() else source
+    name = re.sub(r"[^\w.-]+", "_", shown.name)[:80].lstrip("-.")
     return f"{name}-{types.replace(', ', '-').replace(' ', '_')}-{digest.hexdigest()[:16]}.colibri"

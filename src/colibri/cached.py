@@ -19,7 +19,7 @@ from pathlib import Path
 from colibri.errors import ArgumentError, ModelIOError
 
 DEFAULT_LIMIT = 100 << 30
-_UNITS = {"": 1} | {
+_UNITS = {"": 1, "B": 1} | {
     name: factor**power
     for power, letter in enumerate("KMGT", 1)
     for name, factor in ((letter, 1024), (letter + "IB", 1024), (letter + "B", 1000))
@@ -51,7 +51,7 @@ def cache_limit() -> int:
 def bytes_of(name: str, text: str) -> int:
     """20GiB, 512M, 3e9 as bytes; K, M, G and T stand for KiB ... TiB."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]{1,2})?)\s*([A-Za-z]*)\s*", text)
-    unit = match[2].upper().removesuffix("" if match[2].upper() != "B" else "B") if match else None
+    unit = match[2].upper() if match else None
     if match is None or unit not in _UNITS:
         raise ArgumentError(f"{name}: expected a size such as 20GiB or 512M, found {text!r}")
     return int(float(match[1]) * _UNITS[unit])

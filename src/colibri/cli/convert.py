@@ -106,11 +106,6 @@ def convert_checkpoint(
         note("colibri: stopped; nothing was written")
         raise typer.Exit(130) from None
     remarks = report.notes + ([defaults_line(report.defaults_used)] if report.defaults_used else [])
-    if report.errors:
-        shares = (f"{name} {100 * error:.3g} %" for name, error in report.errors.items())
-        remarks.append(
-            f"errors of what was rounded a second time, of the size of its weights: {', '.join(shares)}"
-        )
-    for remark in remarks:
+    for remark in remarks + report.error_notes():
         note(f"note: {for_command_line(remark, {'context': '--context'})}")
     note(f"{report.path}: {bytes_text(report.bytes)}, {report.type}, {report.seconds:.1f} s")

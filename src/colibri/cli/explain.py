@@ -17,14 +17,21 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.| |$)")
 _AT_MOST = 6  # defaults in one line
+_TITLES = ("config.json", "keys that config.json leaves out, with the defaults of the family's config class")
+_TITLES_GGUF = (
+    "metadata; by its name in config.json what several keys, tensors or the architecture say together",
+    "what the architecture always has",
+)
 
 
 def as_text(found: Explanation) -> Iterator[str]:
     """Lines for people; the same in full is JSON."""
     yield f"{found.source}: {found.model_type}, read by families/{found.family}.py"
-    yield from _section("config.json", [_key_line(row) for row in found.keys])
+    gguf = any(row.gguf_key for row in found.keys)
+    titles = _TITLES_GGUF if gguf else _TITLES
+    yield from _section(titles[0], [_key_line(row) for row in found.keys])
     yield from _section(
-        "keys that config.json leaves out, with the defaults of the family's config class",
+        titles[1],
         [_key_line(row) for row in found.defaults],
     )
     yield from _section(
@@ -61,7 +68,10 @@ def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[str]:
 def _key_line(row: KeyRow) -> tuple[str, str]:
     fields = ", ".join(f"{name} {_value(value)}".rstrip() for name, value in row.fields.items())
     told = f"-> {fields}" if fields else row.why
-    return f"{row.key} = {_value(row.value)}", f"{told}; {row.why}" if fields and row.why else told
+    return (
+        f"{row.gguf_key or row.key} = {_value(row.value)}",
+        f"{told}; {row.why}" if fields and row.why else told,
+    )
 
 
 def _value(value: Any) -> str:

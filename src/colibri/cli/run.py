@@ -89,7 +89,7 @@ def run_model(
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="Weight type to convert a Hugging Face directory to: f32, bf16, q8, q6, q4.",
+            help="Weight type to convert a directory or a GGUF file to: f32, bf16, q8, q6, q4.",
         ),
     ] = None,
     experts: ExpertsType = None,

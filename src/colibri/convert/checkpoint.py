@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()  # for the user
     small_files: Mapping[str, bytes] | None = None  # those of GGUF; None: they lie in the directory
     gguf: GgufFile | None = None
+    key_names: Mapping[str, str] = field(default_factory=dict)  # what GGUF calls keys of `config`
 
     @property
     def config_path(self) -> Path:
@@ -156,8 +157,8 @@ def open_checkpoint(source: Path) -> Checkpoint:
     config_path = source / "config.json"
     if not config_path.is_file():
         raise ConversionError(
-            f"{source} has no config.json, so it is not a Hugging Face checkpoint. Give the directory that "
-            "holds config.json and the .safetensors files."
+            f"{source} has no config.json, so it is not a Hugging Face checkpoint, and no .gguf file. Give "
+            "the directory that holds config.json and the .safetensors files, or a GGUF file."
         )
     config = _text_part(read_json(config_path), config_path)
     files = weight_files(source)

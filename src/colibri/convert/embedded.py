@@ -137,6 +137,11 @@ def _tokenizer(
     if file is None:
         if not required:
             return None
+        if checkpoint.gguf is not None:
+            raise ConversionError(
+                f"{path} has no tokenizer (no tokenizer.ggml.model): texts cannot be read. Get a GGUF file "
+                "with one; from Python, convert(..., require_tokenizer=False) makes a model for ids alone."
+            )
         found = "only vocab.json" if (path / "vocab.json").is_file() else "none"
         raise ConversionError(
             f"{path} needs a tokenizer: tokenizer.json, {', '.join(SENTENCEPIECE)} or {TIKTOKEN[0]}; it has "

@@ -33,6 +33,7 @@ class KeyRow:
     value: Any
     fields: dict[str, Any]
     why: str = ""
+    gguf_key: str = ""  # what a GGUF file calls it
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,13 @@ def _keys(plan: Plan) -> tuple[list[KeyRow], list[KeyRow]]:
                         changed |= source.changed(base, name, value, {other: new})
         fields = {field: _shown(plan, base, field) for field in [*base, *sorted(changed - base.keys())]}
         fields = {field: shown for field, shown in fields.items() if field in changed}
-        rows[name] = KeyRow(name, value, fields, why or ("" if fields else "read; changes nothing here"))
+        rows[name] = KeyRow(
+            name,
+            value,
+            fields,
+            why or ("" if fields else "read; changes nothing here"),
+            plan.keys.names.get(name, ""),
+        )
     given = [row for name, row in rows.items() if name not in plan.keys.defaults]
     return given, [rows[name] for name in plan.keys.defaults]
 

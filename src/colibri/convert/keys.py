@@ -8,6 +8,7 @@ Refuses: unknown keys with a value, keys of the wrong type, mechanisms that the 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,31 @@ def harmless(name: str) -> str:
     return "other inputs than text: left out" if _OTHER_MODALITIES.fullmatch(name) else HARMLESS.get(name, "")
 
 
+def home(path: Path) -> tuple[str, str]:
+    """What errors call the place of a source's keys, and what to do where they do not fit its tensors. path:
+    of config.json, or of a GGUF file, which holds both."""
+    if path.name == "config.json" or path.is_dir():
+        return "config.json", "Check that config.json belongs to these weights."
+    return (
+        "its metadata",
+        "The file is damaged or was badly made; get another GGUF file of the model.",
+    )
+
+
 class Keys:
     """Reads keys and remembers which; `finish` refuses what is left."""
 
-    def __init__(self, values: dict[str, Any], path: Path, context: int | None = None) -> None:
+    def __init__(
+        self,
+        values: dict[str, Any],
+        path: Path,
+        context: int | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self.values = dict(values)  # a family may replace some, for itself alone
         self.path = path
+        self.names = names or {}  # what errors call a key, where the file calls it otherwise
+        self.next_step = home(path)[1]
         self.context = context  # longest text that the file shall be for; None: as config.json says
         self.defaults: dict[str, Any] = {}
         self.notes: list[str] = []  # for the user: what holds within limits only
@@ -100,8 +120,9 @@ class Keys:
 
     def error(self, name: str, wanted: str, next_step: str = "") -> ConversionError:
         found = f"{self.values[name]!r:.120}" if name in self.values else "nothing"
-        step = next_step or "Check that config.json belongs to these weights."
-        return ConversionError(f"{self.path}: {name} = {found}; expected {wanted}. {step}")
+        step = next_step or self.next_step
+        shown = self.names.get(name, name)
+        return ConversionError(f"{self.path}: {shown} = {found}; expected {wanted}. {step}")
 
     def raw(self, name: str, default: Any = None) -> Any:
         """The value as it is; an absent key counts as read too."""

@@ -76,14 +76,13 @@ class Reading:
         named = {field["name"] for field in config_schema()} & set(re.findall(r"\w+", text))
         base = self.facts({})
         keys = [
-            f"{name} = {value!r:.60}"
+            f"{self.keys.names.get(name, name)} = {value!r:.60}"
             for name, value in self.values.items()
             if self.changed(base, name, value, {}) & named
         ]
         return ConversionError(
             f"{self.keys.path}: {_listed(keys) or 'the keys'} would make a model that the engine does not "
-            f"have: {text}. Check that config.json belongs to these weights; if it does, this version cannot "
-            "run them."
+            f"have: {text}. {self.keys.next_step} If all is as it should be, this version cannot run it."
         )
 
 

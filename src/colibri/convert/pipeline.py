@@ -52,12 +52,20 @@ class ConversionReport:
     source_bytes: int  # of the tensors that were read
     bytes_by_class: dict[str, int]  # entry data by ENTRY_CLASSES
     ignored_tensors: list[str]
-    defaults_used: dict[str, Any]  # keys absent from config.json and the class defaults taken for them
+    # Keys absent from config.json and the class defaults taken for them; none of GGUF, whose architectures
+    # say what holds.
+    defaults_used: dict[str, Any]
     notes: list[str]
     # Of matrices in types of GGUF that became others, by class: root of the sum of squared errors over that
     # of squares.
     errors: dict[str, float]
     seconds: float = field(compare=False)
+
+    def error_notes(self) -> list[str]:
+        """`errors` as a note, if there are any."""
+        shares = ", ".join(f"{name} {100 * error:.3g} %" for name, error in self.errors.items())
+        text = f"errors of what was rounded a second time, of the size of its weights: {shares}"
+        return [text] if shares else []
 
 
 def convert(
@@ -116,7 +124,7 @@ def convert(
         source_bytes=_source_bytes(plan),
         bytes_by_class=bytes_by_class(writer.entries),
         ignored_tensors=list(plan.left_out),
-        defaults_used=plan.keys.defaults,
+        defaults_used=plan.keys.defaults if checkpoint.gguf is None else {},
         notes=replaced + plan.notes,
         errors=errors.relative(),
         seconds=time.perf_counter() - started,

@@ -72,7 +72,7 @@ class Plan:
 def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     """Reads config.json and every header, of tensor data only what a tied head is compared with."""
     chosen = chosen_types(checkpoint, request.type, request.experts, request.dense, request.output)
-    keys = Keys(checkpoint.config, checkpoint.config_path, request.context)
+    keys = Keys(checkpoint.config, checkpoint.config_path, request.context, checkpoint.key_names)
     family = family_of(keys)
     forms = fp8.read_forms(keys)
     decoder = family.read_config(keys)

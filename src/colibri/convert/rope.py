@@ -88,7 +88,7 @@ def read_rope(
         part = "" if rotated == 1 else f"partial_rotary_factor {rotated:g} of "
         raise ConversionError(
             f"{keys.path}: {rope_dim} elements of a head rotate, {part}{head_name} = {head_dim}; RoPE "
-            f"expects an even number from 2 to {head_dim}. Check that config.json belongs to these weights."
+            f"expects an even number from 2 to {head_dim}. {keys.next_step}"
         )
     powers = _powers(theta, rope_dim)
     inv_freq: Floats = np.float32(1) / powers
@@ -294,6 +294,5 @@ def _error(keys: Keys, name: str, found: Any, wanted: str) -> ConversionError:
     at = [key for key in _DICTIONARIES if isinstance(keys.values.get(key), dict) and keys.values[key]]
     where = f" in {at[0]}" if at else ""
     return ConversionError(
-        f"{keys.path}: RoPE {name}{where} is {found!r:.80}; expected {wanted}. Check that config.json "
-        "belongs to these weights."
+        f"{keys.path}: RoPE {name}{where} is {found!r:.80}; expected {wanted}. {keys.next_step}"
     )

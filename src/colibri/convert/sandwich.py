@@ -60,9 +60,11 @@ def read_sandwich(
     decoder = read_decoder(keys, defaults, windows=placed)
     config = decoder.config
     dims = {FULL: full_dim or config["head_dim"], SLIDING: config["head_dim"]}
+    names = {FULL: "global_head_dim" if full_dim else "head_dim", SLIDING: "head_dim"}
+    length = config["context_length"]
     found = [
-        read_rope(Keys({"rope_parameters": ropes[kind]}, keys.path), dims[kind], config["context_length"], 1)
-        for kind in (FULL, SLIDING)
+        read_rope(Keys({"rope_parameters": ropes[k]}, keys.path), dims[k], length, 1, head_name=names[k])
+        for k in (FULL, SLIDING)
     ]
     if found[0].scale != found[1].scale:
         raise keys.error(

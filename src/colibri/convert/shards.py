@@ -42,7 +42,9 @@ def refuse_files(source: Path) -> None:
     if source.is_dir():
         return
     if not source.exists():
-        raise ConversionError(f"{source} does not exist. Give the directory of a Hugging Face checkpoint.")
+        raise ConversionError(
+            f"{source} does not exist. Give the directory of a Hugging Face checkpoint, or a GGUF file."
+        )
     if source.suffix in PICKLES:
         raise ConversionError(_pickle_text(source.parent, [source.name]))
     hint = "give its directory" if source.suffix == ".safetensors" else "only such directories are supported"
@@ -88,7 +90,7 @@ def weight_files(source: Path) -> list[Path]:
     pickles = sorted(file.name for file in source.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise ConversionError(_pickle_text(source, pickles))
-    raise ConversionError(f"{source} has no .safetensors files. Is the download complete?")
+    raise ConversionError(f"{source} has no .safetensors files and no .gguf file. Is the download complete?")
 
 
 def unused_weight_files(source: Path) -> list[str]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from colibri.convert.checkpoint import Checkpoint, open_checkpoint
-from colibri.convert.gguf.architectures import config_of
+from colibri.convert.gguf.architectures import config_of, key_names
 from colibri.convert.gguf.container import find_gguf, is_gguf, open_gguf
 from colibri.convert.gguf.vocabulary import has_tokenizer, small_files
 
 
 def gguf_path(source: Path) -> Path | None:
-    """The GGUF file that is meant: `source` itself, or the one in it where there is no config.json."""
+    """The GGUF file that is meant: `source` itself, or the one in it where there are no safetensors, whose
+    directory it would be. Repositories of GGUF files have a config.json too."""
     if source.is_dir():
-        return None if (source / "config.json").is_file() else find_gguf(source)
+        whole = (source / "config.json").is_file() and any(source.glob("*.safetensors*"))
+        return None if whole else find_gguf(source)
     return source if source.suffix == ".gguf" or is_gguf(source) else None
 
 
@@ -40,4 +42,4 @@ def open_source(source: Path) -> Checkpoint:
     files = {}
     if has_tokenizer(gguf.metadata):
         files = small_files(gguf.metadata, gguf.path, config["vocab_size"], notes)
-    return Checkpoint(gguf.path, config, gguf.tensors, gguf.files, tuple(notes), files, gguf)
+    return Checkpoint(gguf.path, config, gguf.tensors, gguf.files, tuple(notes), files, gguf, key_names(gguf))

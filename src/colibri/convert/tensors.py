@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from colibri.config import Config
 from colibri.convert import fp8
 from colibri.convert.checkpoint import Checkpoint, SourceTensor, View, refuse_dtype
 from colibri.convert.decoder import IGNORED_SUFFIXES, Cut, Decoder, ExpertNames, Names
+from colibri.convert.keys import home
 from colibri.entries import Entry
 from colibri.errors import ConversionError
 
@@ -286,10 +288,11 @@ def _in_turns(
 
 def _check_shape(tensor: SourceTensor, allowed: Sequence[tuple[int, ...]], target: str) -> None:
     if tensor.shape not in allowed:
+        keys, step = home(tensor.file if tensor.offset is not None else Path("config.json"))
         wanted = " or ".join(str(list(shape)) for shape in allowed)
         raise ConversionError(
-            f"{tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}; config.json makes "
-            f"{target} {wanted}. Check that config.json belongs to these weights."
+            f"{tensor.name} in {tensor.file.name} has shape {list(tensor.shape)}; {keys} makes "
+            f"{target} {wanted}. {step}"
         )
 
 
@@ -297,13 +300,13 @@ def _refuse(checkpoint: Checkpoint, missing: list[str], unknown: list[str], tied
     if not missing and not unknown:
         return
     texts = []
+    keys, hint = home(checkpoint.config_path)
     if missing:
         texts.append(f"{_tensors(missing)} absent: {_some(missing)}")
     if unknown:
-        texts.append(
-            f"{_tensors(unknown)} not part of the model that config.json describes: {_some(unknown)}"
-        )
-    hint = "Check that config.json belongs to these weights and that the download is complete."
+        texts.append(f"{_tensors(unknown)} not part of the model that {keys} describes: {_some(unknown)}")
+    if checkpoint.gguf is None:
+        hint = "Check that config.json belongs to these weights and that the download is complete."
     if missing == ["lm_head.weight"] and not tied:
         hint = (
             "If the output head is the embedding, config.json must say tie_word_embeddings: true, beside "

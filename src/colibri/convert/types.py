@@ -113,14 +113,14 @@ def check_types(
             dtype = view.tensor.dtype
             if type == KEPT and view.scales is None and dtype != "MXFP4":
                 raise ConversionError(
-                    f"config.json says that experts are {KEPT}, but {view.tensor.name} is {dtype}. Choose "
+                    f"Either all experts are {KEPT} or none, but {view.tensor.name} is {dtype}. Choose "
                     "another type with --experts, or download it again."
                 )
             rare = is_rounded(view, type) and dtype not in _ORDINARY
             if rare and not requantize:
                 raise ConversionError(
                     f"{view.tensor.name} is {dtype}, which would be rounded a second time, to {type}. "
-                    "Convert with --requantize if that will do, or get the model in Q4_K, Q6_K or Q8_0."
+                    "colibri convert --requantize does that; better get the model in Q4_K, Q6_K or Q8_0."
                 )
             asked_for |= rare
             if view.tensor.offset is not None and entry.matrices:

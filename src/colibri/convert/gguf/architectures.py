@@ -9,7 +9,7 @@ from __future__ import annotations
 from colibri.convert.gguf.container import GgufFile
 from colibri.convert.gguf.metadata import Metadata
 from colibri.convert.gguf.peculiarities import Config
-from colibri.convert.gguf.records import ARCHITECTURES, COMMON, Architecture
+from colibri.convert.gguf.records import ARCHITECTURES, COMMON, LOCAL, Architecture
 from colibri.convert.gguf.rotation import read_rotation
 from colibri.errors import ConversionError
 
@@ -20,7 +20,7 @@ _GROUPED_STARTS = {"num_key_value_heads": None, "head_dim": None}
 def architecture_of(gguf: GgufFile) -> Architecture:
     name, kind = gguf.metadata.get("general.architecture"), gguf.metadata.get("general.type", "model")
     found = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if found is None or kind != "model":
+    if found is None or not isinstance(kind, str) or kind != "model":  # a file may put an array anywhere
         what = f"general.architecture {name!r:.80}" if found is None else f"general.type {kind!r:.80}"
         raise ConversionError(
             f"{gguf.path}: {what} is not supported. Supported are models of "
@@ -29,9 +29,18 @@ def architecture_of(gguf: GgufFile) -> Architecture:
     return found
 
 
+def key_names(gguf: GgufFile) -> dict[str, str]:
+    """What the file calls keys of its config."""
+    keys, start = COMMON | LOCAL | dict(architecture_of(gguf).keys), gguf.metadata["general.architecture"]
+    names = {name: f"{start}.{key}" for key, name in keys.items() if f"{start}.{key}" in gguf.metadata}
+    return {"num_hidden_layers": f"{start}.block_count", **names}
+
+
 def config_of(gguf: GgufFile, notes: list[str]) -> Config:
     """The config.json that the family's module reads."""
     record = architecture_of(gguf)
+    if not gguf.tensors:
+        raise ConversionError(f"{gguf.path} holds a vocabulary and no weights. Give the file of a model.")
     metadata = Metadata(gguf, gguf.metadata["general.architecture"])
     if not metadata.has(EMBEDDING) or len(gguf.tensors[EMBEDDING].shape) != 2:
         raise ConversionError(f"{gguf.path} has no matrix {EMBEDDING}. Download the model again.")

@@ -37,6 +37,8 @@ _LARGEST_ALIGNMENT = 1 << 20
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
+# What lies beside a model: towers for images and sound, statistics of a quantiser, hidden files.
+_BESIDE = re.compile(r"mmproj|imatrix|^\.", re.IGNORECASE)
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -61,7 +63,7 @@ def is_gguf(path: Path) -> bool:
 
 def find_gguf(directory: Path) -> Path | None:
     """The one model in GGUF that a directory holds, by its first part; None if it has no such file."""
-    names = sorted(file.name for file in directory.glob("*.gguf") if not file.name.startswith("mmproj"))
+    names = sorted(file.name for file in directory.glob("*.gguf") if not _BESIDE.search(file.name))
     firsts = {_PART.sub(r"\1-\3", name): name for name in reversed(names)}
     if len(firsts) > 1:
         raise ConversionError(
@@ -74,8 +76,8 @@ def find_gguf(directory: Path) -> Path | None:
 def open_gguf(path: Path) -> GgufFile:
     """A GGUF file, or any part of a split one; its other parts lie beside it under the names that say so."""
     first = _read(path)
-    count = first.metadata.get("split.count", 0)
-    if not isinstance(count, int) or count < 2:
+    count = _whole(first, "split.count") or 0
+    if count < 2:
         return first
     parts = list(_parts(path, first, count))
     tensors: dict[str, SourceTensor] = {}
@@ -84,7 +86,7 @@ def open_gguf(path: Path) -> GgufFile:
             other = tensors.setdefault(name, place)
             if other is not place:
                 raise _foreign(place.file, f"its tensor {name} is also in {other.file.name}")
-    total = parts[0].metadata.get("split.tensors.count")
+    total = _whole(parts[0], "split.tensors.count")
     if total != len(tensors):
         raise ConversionError(
             f"{parts[0].path}: its {count} parts hold {len(tensors)} tensors, but split.tensors.count is "
@@ -92,6 +94,12 @@ def open_gguf(path: Path) -> GgufFile:
         )
     metadata = parts[0].metadata
     return GgufFile(parts[0].path, tuple(part.path for part in parts), metadata, tensors)
+
+
+def _whole(part: GgufFile, key: str) -> int | None:
+    """A whole number; None where there is none, or something else."""
+    found = part.metadata.get(key)
+    return found if isinstance(found, int) else None
 
 
 def _parts(path: Path, known: GgufFile, count: int) -> Iterator[GgufFile]:
@@ -111,7 +119,7 @@ def _parts(path: Path, known: GgufFile, count: int) -> Iterator[GgufFile]:
         )
     for number, file in enumerate(files):
         part = known if file == path else _read(file)
-        found = (part.metadata.get("split.count"), part.metadata.get("split.no"))
+        found = (_whole(part, "split.count"), _whole(part, "split.no"))
         if found != (count, number):
             raise _foreign(file, f"split.count and split.no are {found}, expected {(count, number)}")
         yield part

@@ -71,7 +71,7 @@ class Metadata:
             raise self.error("nextn_predict_layers", "less than block_count")
 
     def error(self, key: str, wanted: str, next_step: str = "") -> ConversionError:
-        found = f"{self.values[key]!r:.120}" if key in self.values else "absent"
+        found = f"{_plain(self.values[key])!r:.120}" if key in self.values else "absent"
         step = next_step or "Check that the download is complete and that the file is a text model's."
         return ConversionError(
             f"{self.gguf.path}: {self.architecture}.{key} is {found}; expected {wanted}. {step}"
@@ -163,7 +163,7 @@ class Metadata:
             if key in self.values and key not in self._read:
                 self.require(key, allowed)
         unknown = [
-            f"{self.architecture}.{key} = {value!r:.60}"
+            f"{self.architecture}.{key} = {_plain(value)!r:.60}"
             for key, value in self.values.items()
             if key not in self._read | HARMLESS
         ]
@@ -172,6 +172,11 @@ class Metadata:
                 f"{self.gguf.path} has keys that are not known for the architecture {self.architecture!r} "
                 f"and may change the mathematics: {'; '.join(unknown)}. Such files are not supported."
             )
+
+
+def _plain(value: Any) -> Any:
+    """As a list, in errors; of thousands of numbers the first ones are enough."""
+    return value[:100].tolist() if isinstance(value, np.ndarray) else value
 
 
 def decimal(value: float) -> float:

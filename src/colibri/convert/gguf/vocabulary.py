@@ -31,14 +31,19 @@ _NAMES = {
 
 
 def has_tokenizer(metadata: dict[str, Any]) -> bool:
+    return KEY + "model" in metadata and not _is_without(metadata)
+
+
+def _is_without(metadata: dict[str, Any]) -> bool:
     """llama.cpp calls the kind of none so."""
-    return metadata.get(KEY + "model", "none") not in ("none", "no_vocab")
+    model = metadata.get(KEY + "model")
+    return isinstance(model, str) and model in _WITHOUT
 
 
 def small_files(metadata: dict[str, Any], file: Path, n_rows: int, notes: list[str]) -> dict[str, bytes]:
     """The files by name, none where the file says that it has no tokenizer. n_rows: rows of the embedding;
     file: what messages name."""
-    if metadata.get(KEY + "model") in _WITHOUT or not any(key.startswith("tokenizer.") for key in metadata):
+    if _is_without(metadata) or not any(key.startswith("tokenizer.") for key in metadata):
         return {}
     try:
         model = value(metadata, KEY + "model", str)
