@@ -215,7 +215,8 @@ def _packed(
         return chunk
 
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
-        step = block_rows(cols) * (_GGML_STEP if view.tensor.offset is not None else 1)
+        moved = view.tensor.offset is not None and not is_rounded(view, type)
+        step = block_rows(cols) * (_GGML_STEP if moved else 1)
         for first in range(0, rows, step):
             block = read(view, first, min(first + step, rows))
             pending.append(pool.submit(_pack_block, block, type, view, first))
