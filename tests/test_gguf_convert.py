@@ -191,6 +191,20 @@ def test_what_is_rounded_is_told_with_its_error(
     assert f"experts {100 * report.errors['experts']:.3g} %" in result.err
 
 
+def test_blocks_that_have_to_be_taken_apart_are_not_called_whole(tmp_path: Path) -> None:
+    """attn_kv_b of old files: keys lie transposed in it, values do not."""
+    source = checkpoints.deepseek_v2(tmp_path / "hf", storage="f32")
+    old = gguf_files.write(source, tmp_path / "old.gguf", absorbed=False)
+    stored(old, tmp_path / "a.gguf", {"attn_kv_b": "Q8_0"})
+    report = convert(tmp_path / "a.gguf", tmp_path / "a.colibri")
+    told = [note for note in report.notes if note.startswith("matrices in Q8_0")]
+    assert len(told) == 2 and {note.rsplit("which ")[-1] for note in told} == {
+        "holds them without loss",
+        "rounds them",
+    }
+    assert 0 < report.errors["attention"] < 0.02
+
+
 def test_types_that_are_asked_for(tmp_path: Path, plain: Path) -> None:
     stored(plain, tmp_path / "a.gguf", {"_exps": "Q8_0", r"attn_[qkv]\.": "Q4_K"})
     report = convert(tmp_path / "a.gguf", tmp_path / "a.colibri", experts="q4")

@@ -16,7 +16,6 @@ from colibri.config import Config, complete_config
 from colibri.convert import embedded, fp8
 from colibri.convert.checkpoint import Checkpoint, ReadRows, View, unused_weight_files, widen
 from colibri.convert.decoder import Decoder
-from colibri.convert.gguf import blocks
 from colibri.convert.gguf.layout import layout_of
 from colibri.convert.keys import Keys
 from colibri.convert.origins import Reading
@@ -134,12 +133,12 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
 
 
 def _stored_otherwise(
-    views: dict[str, tuple[View, ...]], types: WeightTypes, stored: dict[tuple[str, str], int]
+    views: dict[str, tuple[View, ...]], types: WeightTypes, stored: dict[tuple[str, str, bool], int]
 ) -> list[str]:
     notes = [
         f"matrices in {dtype}, {count} of them, are stored as {type}, which "
-        + ("holds them without loss" if blocks.HELD.get(dtype) == type or type == "f32" else "rounds them")
-        for (dtype, type), count in stored.items()
+        + ("holds them without loss" if whole else "rounds them")
+        for (dtype, type, whole), count in stored.items()
     ]
     count = len({view.tensor.name for one in views.values() for view in one if view.grid})
     if count:

@@ -103,10 +103,10 @@ def is_rounded(view: View, type: str) -> bool:
 
 def check_types(
     entries: Sequence[Entry], views: Mapping[str, tuple[View, ...]], requantize: bool
-) -> dict[tuple[str, str], int]:
-    """How many matrices in each type of ggml have each type of ours. `requantize`: all types of ggml may be
-    rounded a second time."""
-    count: Counter[tuple[str, str]] = Counter()
+) -> dict[tuple[str, str, bool], int]:
+    """How many matrices in each type of ggml have each type of ours, and whether without loss. `requantize`:
+    all types of ggml may be rounded a second time."""
+    count: Counter[tuple[str, str, bool]] = Counter()
     asked_for = False
     for entry in entries:
         for view, type in zip(views.get(entry.name, ()), filter(None, entry.types), strict=False):
@@ -124,7 +124,8 @@ def check_types(
                 )
             asked_for |= rare
             if view.tensor.offset is not None and entry.matrices:
-                count[dtype, type] += 1
+                held = type == "f32" or blocks.HELD.get(dtype) == type
+                count[dtype, type, held and not is_rounded(view, type)] += 1
     if requantize and not asked_for:
         raise ArgumentError("requantize has no effect: nothing in this source needs it")
     return dict(count)
