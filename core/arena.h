@@ -2,8 +2,7 @@
  * the layout itself are the same code and cannot disagree. Every piece is 64-byte aligned.
  *
  *   base |piece|pad|piece|pad| ... | used   (sum of pieces, each rounded up to 64) */
-#ifndef COLIBRI_ARENA_H
-#define COLIBRI_ARENA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,5 +16,3 @@ struct arena {
 
 /* `count` elements of `size` bytes; NULL while counting. Contents are undefined if the memory is the caller's. */
 void *arena_take(struct arena *arena, uint64_t count, uint64_t size);
-
-#endif

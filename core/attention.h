@@ -1,7 +1,6 @@
 /* attention.h: what mixes positions: grouped-query attention over the KV cache, to what came before or to a source, or the
  * delta rule. */
-#ifndef COLIBRI_ATTENTION_H
-#define COLIBRI_ATTENTION_H
+#pragma once
 
 #include "chunk.h"
 
@@ -10,5 +9,3 @@
 void attention_layer(struct chunk *chunk);
 /* Keys and values of the source's rows h, for the attention of a later layer to them, go to the cache. */
 void attention_source(struct chunk *chunk);
-
-#endif

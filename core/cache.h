@@ -13,8 +13,7 @@
  *            [delta_key_dim][16]; last inputs of the convolution [conv_width - 1][dim] of query, key, values; up to a
  *            multiple of 16 floats
  */
-#ifndef COLIBRI_CACHE_H
-#define COLIBRI_CACHE_H
+#pragma once
 
 #include "arena.h"
 #include "config.h"
@@ -91,5 +90,3 @@ static inline int32_t cache_kept(int32_t first, int32_t n) {
 static inline uint8_t *cache_state(const struct cache *cache, int32_t sequence, int32_t which) {
     return cache->states + ((size_t)sequence * STATES + (size_t)which) * cache->state_bytes;
 }
-
-#endif

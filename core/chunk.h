@@ -1,7 +1,6 @@
 /* chunk.h: the rows that are evaluated together and every buffer their evaluation needs. One row is one token of one
  * sequence. Owns the layout of the activations; the mechanisms (attention, router, ffn) read and write them. */
-#ifndef COLIBRI_CHUNK_H
-#define COLIBRI_CHUNK_H
+#pragma once
 
 #include "cache.h"
 #include "profile.h"
@@ -108,5 +107,3 @@ static inline int32_t chunk_run(const struct chunk *chunk, int32_t row) {
 /* The buffers of attention, of the delta rule and of the feed-forward share their memory: a layer is in one of them at a time. */
 void chunk_layout(struct chunk *chunk, struct arena *arena, const colibri_model *model, const colibri_params *params,
                   int32_t rows);
-
-#endif

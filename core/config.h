@@ -1,8 +1,7 @@
 /* config.h: the field list of a model's config. The one list below gives the struct, the parser, bounds, defaults,
  * messages, and by tools/generate_ffi.py what the converter knows of them. A field names a mechanism, never a model; zero means off.
  * To add a mechanism: one line here, its use in the engine, its line in docs/FORMAT.md. */
-#ifndef COLIBRI_CONFIG_H
-#define COLIBRI_CONFIG_H
+#pragma once
 
 #include "status.h"
 
@@ -130,5 +129,3 @@ static inline size_t config_state_floats(const struct config *c) {
 int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error);
 /* Largest n_experts of all layers. */
 int32_t config_max_experts(const struct config *config);
-
-#endif

@@ -1,7 +1,6 @@
 /* container.h: a `.colibri` file as docs/FORMAT.md describes it: mapped, its header and directory checked.
  * Every offset and size is untrusted until container_entry has passed it. */
-#ifndef COLIBRI_CONTAINER_H
-#define COLIBRI_CONTAINER_H
+#pragma once
 
 #include "os.h"
 
@@ -29,5 +28,3 @@ void container_close(struct container *container);
 /* Reads entry `index`; its data lie in the file, aligned for its kind, at or after `previous_end`. */
 int32_t container_entry(const struct container *container, uint32_t index, uint64_t previous_end,
                         struct container_entry *entry, colibri_error *error);
-
-#endif

@@ -1,6 +1,5 @@
 /* ffn.h: feed-forward of a layer, dense or mixture of experts: the same work list of (weights, rows) groups. */
-#ifndef COLIBRI_FFN_H
-#define COLIBRI_FFN_H
+#pragma once
 
 #include "chunk.h"
 
@@ -8,5 +7,3 @@
 void ffn_dense(struct chunk *chunk);
 /* The same of the weighted outputs of the experts that router_layer chose, plus the shared expert. */
 void ffn_experts(struct chunk *chunk);
-
-#endif

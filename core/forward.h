@@ -1,6 +1,5 @@
 /* forward.h: the layer loop over one chunk of rows. */
-#ifndef COLIBRI_FORWARD_H
-#define COLIBRI_FORWARD_H
+#pragma once
 
 #include "chunk.h"
 
@@ -14,5 +13,3 @@ struct watch {
 /* Evaluates the chunk's rows, whose cache positions are reserved, and writes the logits that are wanted; or, where they are
  * one whole source, what later layers attend to, into the cache. */
 int32_t forward(struct chunk *chunk, bool source, struct watch *watch, colibri_error *error);
-
-#endif

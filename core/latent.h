@@ -1,6 +1,5 @@
 /* latent.h: multi-head latent attention, before and after the attention itself. */
-#ifndef COLIBRI_LATENT_H
-#define COLIBRI_LATENT_H
+#pragma once
 
 #include "chunk.h"
 
@@ -8,5 +7,3 @@
 void latent_queries(struct chunk *chunk);
 /* From what the heads attended to, in q: their values into `attended`. */
 void latent_values(struct chunk *chunk);
-
-#endif

@@ -1,6 +1,5 @@
 /* os.h: every call to the operating system that the engine makes; a port changes os.c and nothing else. */
-#ifndef COLIBRI_OS_H
-#define COLIBRI_OS_H
+#pragma once
 
 #include "status.h"
 
@@ -58,6 +57,4 @@ __attribute__((format(printf, 1, 2))) void os_trace(const char *format, ...);
 #define TRACE(...) os_trace(__VA_ARGS__)
 #else
 #define TRACE(...) ((void)0)
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 /* product.h: matrix products spread over the thread pool. Which thread does which panels never changes a bit. */
-#ifndef COLIBRI_PRODUCT_H
-#define COLIBRI_PRODUCT_H
+#pragma once
 
 #include "chunk.h"
 
@@ -33,5 +32,3 @@ struct residual {
 void product_residual(const struct chunk *chunk, struct residual residual);
 /* Quantises the first n times `each` rows, `each` an item. */
 void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t n, int32_t each);
-
-#endif

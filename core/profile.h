@@ -1,7 +1,6 @@
 /* profile.h: where the time of evaluations goes. Owns nothing: it adds to the caller's arrays (colibri_profile), and costs
  * one test of a pointer a phase when nobody asked. */
-#ifndef COLIBRI_PROFILE_H
-#define COLIBRI_PROFILE_H
+#pragma once
 
 #include "threads.h"
 
@@ -23,5 +22,3 @@ static inline uint64_t profile_ticks(const struct profile *profile) {
     return profile->out == NULL ? 0 : os_ticks();
 }
 void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since);
-
-#endif

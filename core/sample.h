@@ -1,6 +1,5 @@
 /* sample.h: from logits to the next id. A pure function of logits, parameters, history, seed and position. */
-#ifndef COLIBRI_SAMPLE_H
-#define COLIBRI_SAMPLE_H
+#pragma once
 
 #include "arena.h"
 #include "kernels/kernels.h"
@@ -17,5 +16,3 @@ int32_t sample_check(const colibri_sampling *sampling, colibri_error *error);
 int32_t sample_draw(const struct sampler *sampler, const struct kernels *kernels, const float *logits, int32_t n_used,
                     const colibri_sampling *sampling, const int32_t *history, int32_t n_history,
                     uint64_t position, int32_t *id, colibri_error *error);
-
-#endif

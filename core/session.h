@@ -1,6 +1,5 @@
 /* session.h: a context: its memory, threads and sequences. */
-#ifndef COLIBRI_SESSION_H
-#define COLIBRI_SESSION_H
+#pragma once
 
 #include "forward.h"
 #include "sample.h"
@@ -21,5 +20,3 @@ struct colibri_context {
     int32_t *lengths_before;     /* [max_batch] to undo a failed evaluation */
     bool *in_batch;              /* [max_batch] */
 };
-
-#endif

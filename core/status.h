@@ -1,7 +1,6 @@
 /* status.h: how a failure travels. A function returns COLIBRI_OK or a negative status; the text is written once,
  * where the fault is found: what was expected, what was found, where, what to do next. */
-#ifndef COLIBRI_STATUS_H
-#define COLIBRI_STATUS_H
+#pragma once
 
 #include "../include/colibri.h"
 
@@ -24,5 +23,3 @@ int32_t status_range(colibri_error *error, const char *name, int32_t value, int3
         const int32_t try_ = (expression);    \
         if (try_ != COLIBRI_OK) return try_;  \
     } while (0)
-
-#endif

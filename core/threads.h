@@ -1,7 +1,6 @@
 /* threads.h: one pool per context. The caller is a worker too; the others spin a while between two pieces of work,
  * then park. Items may run in any order on any thread: results must not depend on it. */
-#ifndef COLIBRI_THREADS_H
-#define COLIBRI_THREADS_H
+#pragma once
 
 #include "arena.h"
 #include "os.h"
@@ -48,5 +47,3 @@ enum { THREADS_GRAIN = 128 * 1024 };
 
 /* Runs work(argument, item, worker) for items 0 … items - 1, which together touch about `bytes`, and returns when all are done. */
 void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* weights.h: an open model. Every tensor that the config asks for is found in the container in the canonical order,
  * its type, shape and size checked once; the mathematics afterwards checks nothing. Shared, immutable, counted. */
-#ifndef COLIBRI_WEIGHTS_H
-#define COLIBRI_WEIGHTS_H
+#pragma once
 
 #include "config.h"
 #include "container.h"
@@ -69,5 +68,3 @@ struct colibri_model {
     bool down_reads_f32;                        /* some down is neither q8 nor q4 */
     struct ffn_weights *experts;                /* of all layers */
 };
-
-#endif

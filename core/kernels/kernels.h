@@ -3,8 +3,7 @@
  * The bit rule: every entry of every table gives the same bits for the same input. It holds because body.h is the only
  * source of the arithmetic, written on 16-lane vectors whose lanes never mix except by a fixed tree. See docs/DESIGN.md.
  */
-#ifndef COLIBRI_KERNELS_H
-#define COLIBRI_KERNELS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -170,5 +169,3 @@ extern const struct kernels kernels_neon_dotprod;
 
 /* The kernel set at `index`, best first, or NULL past the end; *usable says whether this machine can run it. */
 const struct kernels *kernels_list(int index, bool *usable);
-
-#endif
