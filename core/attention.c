@@ -240,7 +240,7 @@ void attention_layer(struct chunk *c) {
         if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n, 1);
         c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
         product_run(c, 1);
-        product_residual(c, (struct residual){.bias = w->out_bias, .norm = w->post_norm});
+        product_residual(c, (struct residual){.said = c->h.f32, .bias = w->out_bias, .norm = w->post_norm});
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ATTN_OUT);
     }
 }

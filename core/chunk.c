@@ -50,15 +50,14 @@ static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_mode
     k->experts = arena_take(arena, rows, used * sizeof(int32_t));
     k->expert_weights = arena_take(arena, rows, used * sizeof(float));
     k->shared_weights = arena_take(arena, c->n_ff_shared > 0 ? rows : 0, sizeof(float));
-    k->slots = arena_take(arena, rows, used * sizeof(int32_t));
     k->slot_rows = arena_take(arena, rows, used * sizeof(int32_t));
     k->slot_weights = arena_take(arena, rows, used * sizeof(float));
     k->expert_slots = arena_take(arena, n_experts + 1, sizeof(int32_t));
     k->groups = arena_take(arena, n_experts + 1, sizeof *k->groups);
     activation_layout(&k->inner, arena, slots, widest, model->down_reads_f32);
-    const uint64_t columns = 2 * PANEL_ROWS, scratch_rows = slots > 2 * rows ? slots : 2 * rows;
-    k->scratch_floats = (size_t)(scratch_rows * columns);
-    k->scratch = arena_take(arena, threads, scratch_rows * columns * sizeof(float));
+    k->said = arena_take(arena, rows, (uint64_t)c->n_embd * sizeof(float));
+    k->scratch_floats = (size_t)(rows < 512 ? 512 : rows) * 4 * PANEL_ROWS;
+    k->scratch = arena_take(arena, threads, k->scratch_floats * sizeof(float));
 }
 
 void chunk_layout(struct chunk *k, struct arena *arena, const colibri_model *model, const colibri_params *p, int32_t n) {

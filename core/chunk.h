@@ -3,9 +3,8 @@
 #pragma once
 
 #include "cache.h"
+#include "experts.h"
 #include "profile.h"
-#include "threads.h"
-#include "weights.h"
 
 enum { ATTEND_SPLIT = 4 }; /* most rows whose attention is shared out by blocks of the past */
 
@@ -24,20 +23,13 @@ static inline void activation_width(struct activation *a, int32_t width) {
     a->q8_bytes = q8_row_bytes((size_t)width);
 }
 
-/* One feed-forward applied to some rows: a routed expert, the shared one, or the dense one of a layer. */
-struct ffn_group {
-    const struct ffn_weights *weights;
-    const int32_t *rows; /* [n] rows of the chunk; NULL: all of them */
-    int32_t n, first_slot;
-    int32_t expert;      /* -1: dense or shared */
-};
-
 struct chunk {
     const colibri_model *model;
     const struct config *config;
     const struct kernels *kernels;
     struct threads *threads;
     struct cache *cache;
+    struct experts *residency;            /* of the experts */
     struct profile profile;
     int32_t layer;                        /* that the rows are in */
     int32_t n;                            /* rows in use */
@@ -61,15 +53,17 @@ struct chunk {
     int32_t *experts;                     /* [n][n_experts_used] best first */
     float *expert_weights;                /* [n][n_experts_used] */
     float *shared_weights;                /* [n] */
-    int32_t *slots;                       /* [n][n_experts_used] where an expert's output for a row is */
-    int32_t *slot_rows;                   /* [slots] the row of a slot */
+    int32_t *slot_rows;                   /* [slots] the row of a slot: a pair of row and expert, by experts */
     float *slot_weights;                  /* [slots] of routed experts */
     int32_t *expert_slots;                /* [n_experts + 1] first slot of each expert */
-    struct ffn_group *groups;             /* [n_experts + 1] those with rows, the shared expert last */
+    struct ffn_group *groups;             /* [n_experts + 1] those with rows, by experts, the shared one last */
     int32_t n_groups;
+    const struct ffn_group *turn;         /* [n_turn] those that the work list at hand is about */
+    int32_t n_turn;
+    float *said;                          /* [n][n_embd] what a feed-forward says, its groups added up in their order */
     struct activation inner;              /* [slots][widest n_ff] gate and up activated */
     float *scratch;                       /* [threads][scratch_floats] what a worker keeps within an item */
-    size_t scratch_floats;                /* at least 2 panels of every slot, or of gate and up of every row */
+    size_t scratch_floats;                /* at least 2 panels of gate and up of every row */
     struct matmul *products;              /* [4, or n_heads where heads have their own] work list */
     int32_t step;                         /* panels that an item of the work list at hand takes */
     int32_t *output_rows;                 /* [n_outputs] rows whose logits are wanted */

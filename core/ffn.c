@@ -1,14 +1,12 @@
 /* ffn.c: the feed-forward of a layer in two work lists and two barriers. First gate, up, activation and quantisation of
- * all groups; then, for a few columns of the output at a time, down of all groups and their combination in fixed order:
- * an expert's rank for the row, best first, the shared expert last. Tokens are read where they lie, never gathered, and
- * what lies between two matrices of a group stays in the worker's scratch. */
+ * all groups; then, for a few columns of the output at a time, down of all groups, added up in their order: by expert, the
+ * shared one last, so that groups may come in portions. Tokens are read where they lie, never gathered, and what lies
+ * between two matrices of a group stays in the worker's scratch. */
 #include "ffn.h"
 
 #include "product.h"
 
 #include <string.h>
-
-enum { STEP_MAX = 16 };
 
 /* As product_step, but `rows` rows of an item's panels must fit into the scratch; at least 2 do. */
 static int32_t fitting_step(const struct chunk *c, int64_t panels, int64_t rows) {
@@ -33,7 +31,7 @@ static void activate(const struct chunk *c, const struct ffn_group *group, int32
     if (gate_bias != NULL) c->kernels->add(gate, gate_bias + from, count);
     if (up_bias != NULL) c->kernels->add(up, up_bias + from, count);
     /* An input times w makes gate and up w times as large: their product is w^2 gate up sigmoid(w alpha gate). */
-    const float scale = group->expert >= 0 && c->config->router_on_input ? c->slot_weights[slot] : 1;
+    const float scale = group->expert >= 0 && c->config->router_on_input ? group->factors[row] : 1;
     if (c->config->ffn_ungated) c->kernels->relu(gate, count);
     else c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, scale * c->config->ffn_alpha, c->config->ffn_cubic, c->config->ffn_up_offset);
     if (type_reads_q8(group->weights->down.type)) {
@@ -47,7 +45,7 @@ static void activate(const struct chunk *c, const struct ffn_group *group, int32
 /* A few panels of gate and up of one group. Steps are even, so a q8 group of 32 never spans two items. */
 static void inner_item(void *argument, int32_t item, int32_t worker) {
     const struct chunk *const c = argument;
-    const struct ffn_group *group = c->groups;
+    const struct ffn_group *group = c->turn;
     for (int32_t items; item >= (items = (matrix_panels(&group->weights->gate) + c->step - 1) / c->step); group++) item -= items;
     const uint64_t start = profile_ticks(&c->profile);
     const struct ffn_weights *const w = group->weights;
@@ -66,83 +64,81 @@ static void inner_item(void *argument, int32_t item, int32_t worker) {
     if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
 }
 
-/* x += what the feed-forward of one row says for `count` columns from `from` on; outputs [slots][width]. What is normalised
- * before it is added goes to h first, which nothing reads any more. */
-static void combine(const struct chunk *c, int32_t row, const float *outputs, int32_t width, int32_t from, int32_t count,
-                    bool experts) {
-    const bool later = c->config->post_norm;
-    float *const x = (later ? c->h.f32 : c->x) + (size_t)row * (size_t)c->config->n_embd + from;
-    const float added = later ? 1 : c->config->residual_scale;
-    if (later) memset(x, 0, (size_t)count * sizeof *x);
-    if (!experts) {
-        c->kernels->add_scaled(x, outputs + (size_t)row * (size_t)width, added, count);
-        return;
-    }
-    const int32_t used = c->config->n_experts_used;
-    const size_t pair = (size_t)row * (size_t)used;
-    float sum[STEP_MAX * PANEL_ROWS] = {0};
-    for (int32_t i = 0; i < used; i++) {
-        const float weight = c->expert_weights[pair + (size_t)i], scale = c->config->router_on_input ? weight * weight : weight;
-        c->kernels->add_scaled(sum, outputs + (size_t)c->slots[pair + (size_t)i] * (size_t)width, scale, count);
-    }
-    if (c->config->n_ff_shared > 0) {
-        const size_t slot = (size_t)c->n * (size_t)used + (size_t)row;
-        c->kernels->add_scaled(sum, outputs + slot * (size_t)width, c->shared_weights[row], count);
-    }
-    c->kernels->add_scaled(x, sum, added, count);
-}
-
 /* A few panels of down of every group. */
 static void down_item(void *argument, int32_t item, int32_t worker) {
     const struct chunk *const c = argument;
     const int32_t n_embd = c->config->n_embd, panels = (n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
     const int32_t first = item * c->step, width = c->step * PANEL_ROWS, from = first * PANEL_ROWS;
     const int32_t count = n_embd - from < width ? n_embd - from : width;
-    float *const outputs = chunk_scratch(c, worker);
-    for (int32_t g = 0; g < c->n_groups; g++) {
-        const struct ffn_group *const group = &c->groups[g];
+    for (int32_t g = 0; g < c->n_turn; g++) {
+        const struct ffn_group *const group = &c->turn[g];
         const uint64_t start = profile_ticks(&c->profile);
         const size_t slot = (size_t)group->first_slot;
         struct activation inner = c->inner;
         inner.q8 += slot * inner.q8_bytes;
         if (inner.f32 != NULL) inner.f32 += slot * inner.stride;
-        struct matmul m = product(&group->weights->down, &inner, NULL, group->n, outputs + slot * (size_t)width, (size_t)width);
+        struct matmul m = product(&group->weights->down, &inner, NULL, group->n, chunk_scratch(c, worker), (size_t)width);
         m.y_panel = m.first_panel = first;
         m.n_panels = panels - first < c->step ? panels - first : c->step;
         c->kernels->matmul[m.w->type](&m);
         const float *const bias = biases_of(chunk_layer(c), group, chunk_layer(c)->down_bias, n_embd);
-        for (int32_t i = 0; bias != NULL && i < group->n; i++) c->kernels->add(m.y + (size_t)i * (size_t)width, bias + from, count);
+        for (int32_t i = 0; slot == 0 && i < c->n; i++) memset(c->said + (size_t)i * (size_t)n_embd + from, 0, (size_t)count * sizeof(float));
+        for (int32_t i = 0; i < group->n; i++) {
+            float *const out = m.y + (size_t)i * (size_t)width, factor = group->factors == NULL ? 1 : group->factors[i];
+            if (bias != NULL) c->kernels->add(out, bias + from, count);
+            c->kernels->add_scaled(c->said + (size_t)(group->rows == NULL ? i : group->rows[i]) * (size_t)n_embd + from, out,
+                                   c->config->router_on_input && group->expert >= 0 ? factor * factor : factor, count);
+        }
         if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
     }
-    const bool experts = c->groups[0].expert >= 0;
-    for (int32_t row = 0; row < c->n; row++) combine(c, row, outputs, width, from, count, experts);
 }
 
-void ffn_experts(struct chunk *c) {
-    int64_t panels = 0, most_rows = 1, slots = 0;
+/* Gate and up of n groups. */
+static void run_inner(struct chunk *c, const struct ffn_group *groups, int32_t n) {
+    int64_t panels = 0, most_rows = 1;
     int32_t items = 0;
-    uint64_t inner_bytes = 0, down_bytes = 0;
-    for (int32_t g = 0; g < c->n_groups; g++) {
-        const struct ffn_group *const group = &c->groups[g];
-        panels += matrix_panels(&group->weights->gate);
-        most_rows = group->n > most_rows ? group->n : most_rows;
-        slots += group->n;
-        inner_bytes += 2 * product_bytes(&group->weights->gate, group->n);
-        down_bytes += product_bytes(&group->weights->down, group->n);
+    uint64_t bytes = 0;
+    for (int32_t g = 0; g < n; g++) {
+        panels += matrix_panels(&groups[g].weights->gate);
+        most_rows = groups[g].n > most_rows ? groups[g].n : most_rows;
+        bytes += 2 * product_bytes(&groups[g].weights->gate, groups[g].n);
     }
+    c->turn = groups;
     c->step = fitting_step(c, panels, 2 * most_rows);
-    for (int32_t g = 0; g < c->n_groups; g++) items += (matrix_panels(&c->groups[g].weights->gate) + c->step - 1) / c->step;
-    threads_run(c->threads, inner_item, c, items, inner_bytes);
-    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_GATE_UP);
-
-    const int32_t down_panels = (c->config->n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
-    c->step = fitting_step(c, down_panels, slots);
-    threads_run(c->threads, down_item, c, (down_panels + c->step - 1) / c->step, down_bytes);
-    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
+    for (int32_t g = 0; g < n; g++) items += (matrix_panels(&groups[g].weights->gate) + c->step - 1) / c->step;
+    threads_run(c->threads, inner_item, c, items, bytes);
 }
 
-void ffn_dense(struct chunk *c) {
-    c->groups[0] = (struct ffn_group){&chunk_layer(c)->dense, NULL, c->n, 0, -1};
+static void run_down(struct chunk *c, const struct ffn_group *groups, int32_t n) {
+    const int32_t panels = (c->config->n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
+    int64_t most_rows = 1;
+    uint64_t bytes = 0;
+    for (int32_t g = 0; g < n; g++) {
+        most_rows = groups[g].n > most_rows ? groups[g].n : most_rows;
+        bytes += product_bytes(&groups[g].weights->down, groups[g].n);
+    }
+    c->turn = groups;
+    c->n_turn = n;
+    c->step = fitting_step(c, panels, most_rows);
+    threads_run(c->threads, down_item, c, (panels + c->step - 1) / c->step, bytes);
+}
+
+int32_t ffn_experts(struct chunk *c, colibri_error *error) {
+    for (int32_t first = 0, n, n_there; first < c->n_groups; first += n) {
+        n = c->n_groups - first;
+        const struct ffn_group *const turn = experts_take(c->residency, c->layer, c->groups + first, &n, &n_there);
+        run_inner(c, turn, n_there);
+        TRY(experts_wait(c->residency, c->layer, error));
+        run_inner(c, turn + n_there, n - n_there);
+        profile_mark(&c->profile, c->layer, COLIBRI_PHASE_GATE_UP);
+        run_down(c, c->groups + first, n);
+        profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
+    }
+    return COLIBRI_OK;
+}
+
+int32_t ffn_dense(struct chunk *c, colibri_error *error) {
+    c->groups[0] = (struct ffn_group){&chunk_layer(c)->dense, NULL, NULL, c->n, 0, -1};
     c->n_groups = 1;
-    ffn_experts(c);
+    return ffn_experts(c, error);
 }

@@ -3,7 +3,7 @@
 
 #include "chunk.h"
 
-/* x += ffn(h), the dense one of the layer; where norms follow (post_norm) it goes into h instead. */
-void ffn_dense(struct chunk *chunk);
+/* said = ffn(h), the dense one of the layer. */
+int32_t ffn_dense(struct chunk *chunk, colibri_error *error);
 /* The same of the weighted outputs of the experts that router_layer chose, plus the shared expert. */
-void ffn_experts(struct chunk *chunk);
+int32_t ffn_experts(struct chunk *chunk, colibri_error *error);

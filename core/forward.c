@@ -18,6 +18,9 @@ static int32_t cancelled(colibri_error *error) {
 static int32_t report_layer(const struct chunk *c, struct watch *watch, colibri_error *error) {
     const colibri_observer *const o = watch->observer;
     watch->done += (uint64_t)c->n;
+    const struct os_file *const file = &c->model->container.file;
+    FAIL_IF(atomic_load(&c->model->private_bytes) < file->bytes && os_file_changed(file), error, IO,
+            "the model file was written to or cut off while the model was open; open it again");
     if (atomic_load(watch->cancelled)) return cancelled(error);
     if (o != NULL && o->progress != NULL && o->progress(o->user, watch->done, watch->total) != 0) return cancelled(error);
     return COLIBRI_OK;
@@ -73,16 +76,15 @@ static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_
     const bool routed = c->config->n_experts[c->layer] > 0, both = routed && c->config->parallel_dense;
     product_norm(c, c->x, w->ffn_norm, w->ffn_norm_bias, eps, w->ffn_reads_q8, &c->h);
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_NORM);
-    if (!routed || both) ffn_dense(c);
+    if (!routed || both) TRY(ffn_dense(c, error));
     if (both) {
-        product_norm(c, c->h.f32, w->dense_post_norm, NULL, eps, false, &c->side);
+        product_norm(c, c->said, w->dense_post_norm, NULL, eps, false, &c->side);
         product_norm(c, c->x, w->router_norm, NULL, eps, false, &c->h);
     }
     if (routed) TRY(route(c, watch, error));
     if (both) product_norm(c, c->x, w->expert_norm, NULL, eps, w->ffn_reads_q8, &c->h);
-    if (routed) ffn_experts(c);
-    if (!c->config->post_norm) return COLIBRI_OK;
-    product_residual(c, (struct residual){.inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
+    if (routed) TRY(ffn_experts(c, error));
+    product_residual(c, (struct residual){.said = c->said, .inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
                                           .side = both ? c->side.f32 : NULL, .scale = w->scale});
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
     return COLIBRI_OK;

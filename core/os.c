@@ -39,6 +39,10 @@ static const void *map_aligned(int descriptor, uint64_t bytes) {
     return NULL;
 }
 
+static int64_t written_ns(const struct stat *status) {
+    return (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
+}
+
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error) {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
     FAIL_IF(descriptor < 0, error, IO, "cannot open model file '%s': %s", path, strerror(errno));
@@ -47,20 +51,40 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     const uint64_t bytes = regular ? (uint64_t)status.st_size : 0;
     const void *const data = bytes > 0 ? map_aligned(descriptor, bytes) : NULL;
     const int reason = errno;
-    posix_fadvise(descriptor, 0, 0, POSIX_FADV_WILLNEED);
-    close(descriptor);
+    if (data == NULL) close(descriptor);
     FAIL_IF(!regular, error, IO, "'%s' is not a regular file; expected a .colibri file", path);
     FAIL_IF(bytes == 0, error, FORMAT, "'%s' is empty; convert the model again", path);
     FAIL_IF(data == NULL, error, IO, "cannot map '%s': %s", path, strerror(reason));
-    file->data = data;
-    file->bytes = bytes;
+    char same[64]; /* the path may be another file's by now */
+    snprintf(same, sizeof same, "/proc/self/fd/%d", descriptor);
+    *file = (struct os_file){data, bytes, descriptor, open(same, O_RDONLY | O_CLOEXEC | O_DIRECT), written_ns(&status)};
     return COLIBRI_OK;
 }
 
 void os_unmap_file(struct os_file *file) {
-    if (file->data != NULL) munmap((void *)(uintptr_t)file->data, (size_t)file->bytes);
-    file->data = NULL;
-    file->bytes = 0;
+    if (file->data == NULL) return;
+    munmap((void *)(uintptr_t)file->data, (size_t)file->bytes);
+    close(file->descriptor);
+    if (file->direct >= 0) close(file->direct);
+    *file = (struct os_file){0};
+}
+
+bool os_file_changed(const struct os_file *file) {
+    struct stat status;
+    return fstat(file->descriptor, &status) != 0 || (uint64_t)status.st_size != file->bytes || written_ns(&status) != file->changed_ns;
+}
+
+int32_t os_read(const struct os_file *file, uint64_t from, void *to, uint64_t bytes) {
+    bool direct = file->direct >= 0;
+    for (uint64_t done = 0; done < bytes;) {
+        const size_t left = (size_t)(bytes - done + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1);
+        direct = direct && done % OS_PAGE == 0;
+        const ssize_t n = pread(direct ? file->direct : file->descriptor, (uint8_t *)to + done, left, (off_t)(from + done));
+        if (n > 0) done += (uint64_t)n;
+        else if (n == 0 || (errno != EINTR && !direct)) return n == 0 ? ENODATA : errno;
+        else direct = direct && errno == EINTR; /* refused here: through the page cache */
+    }
+    return 0;
 }
 
 #ifndef MADV_POPULATE_READ
@@ -72,24 +96,24 @@ void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes) {
     if (madvise(at, (size_t)bytes, MADV_POPULATE_READ) != 0) madvise(at, (size_t)bytes, MADV_WILLNEED);
 }
 
-bool os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes) {
-    void *const target = (void *)(uintptr_t)(file->data + from);
+int32_t os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes, colibri_error *error) {
+    uint8_t *const target = (uint8_t *)(uintptr_t)file->data + from;
     const size_t size = ((size_t)bytes + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1), taken = size + OS_HUGE_PAGE;
     uint8_t *const space = mmap(NULL, taken, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (space == MAP_FAILED) return false;
-    uint8_t *const copy = space + (OS_HUGE_PAGE - (uintptr_t)space % OS_HUGE_PAGE) % OS_HUGE_PAGE;
+    FAIL_IF(space == MAP_FAILED, error, MEMORY, "the system refused memory for a copy of the weights at byte %llu; the others stay "
+            "mapped", (unsigned long long)from);
+    uint8_t *const copy = space + ((uintptr_t)target - (uintptr_t)space) % OS_HUGE_PAGE; /* huge pages can move there as they are */
     madvise(copy, size, MADV_HUGEPAGE);
-    os_prefetch(file, from, bytes);
-    memcpy(copy, target, (size_t)bytes);
+    int32_t fault = os_read(file, from, copy, bytes);
     mprotect(copy, size, PROT_READ);
-    const bool moved = mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) != MAP_FAILED;
+    if (fault == 0 && mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) fault = errno;
     munmap(space, taken); /* what lies around the copy, and the copy itself if it could not move */
-    return moved;
+    FAIL_IF(fault != 0, error, IO, "cannot copy the weights at byte %llu of the model file: %s", (unsigned long long)from, strerror(fault));
+    return COLIBRI_OK;
 }
 
-void os_wipe_private(const struct os_file *file, uint64_t bytes) {
-    if (bytes == 0) return;
-    void *const data = (void *)(uintptr_t)file->data;
+void os_wipe_private(const struct os_file *file, uint64_t from, uint64_t bytes) {
+    void *const data = (uint8_t *)(uintptr_t)file->data + from;
     if (mprotect(data, (size_t)bytes, PROT_READ | PROT_WRITE) == 0) os_wipe(data, bytes);
 }
 
@@ -142,6 +166,11 @@ static void cgroup_file(char *path, size_t size, const char *marker, const char 
     const int group_length = (int)strcspn(group, "\n");
     snprintf(path, size, "%s%.*s/%s", mount, group_length, group, name);
     if (access(path, R_OK) != 0) snprintf(path, size, "%s/%s", mount, name); /* inside a namespace: the root */
+}
+
+uint64_t os_resident_bytes(void) {
+    const int64_t kib = read_number("/proc/self/status", "VmRSS:");
+    return kib < 0 ? 0 : (uint64_t)kib * 1024;
 }
 
 static int64_t cgroup_number(const char *marker, const char *mount, const char *name, const char *key) {

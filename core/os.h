@@ -11,17 +11,25 @@ enum { OS_PAGE = 4096, OS_HUGE_PAGE = 2 * 1024 * 1024 };
 struct os_file {
     const uint8_t *data; /* read-only mapping of the whole file */
     uint64_t bytes;
+    int32_t descriptor;
+    int32_t direct;      /* the same file, read past the page cache; -1: the system has no such way to it */
+    int64_t changed_ns;  /* when it was last written, at the time it was opened */
 };
 
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error);
 void os_unmap_file(struct os_file *file);
 /* Brings a part of a mapped file into memory and into the page table; at most a hint where the system is old. */
 void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes);
+/* Whether somebody has written to the file, or cut it, since it was opened. */
+bool os_file_changed(const struct os_file *file);
+/* Reads a part of the file, past the page cache where that works; up to the next page more may be written. `from` and `to` are
+ * multiples of OS_PAGE. Returns 0 or an errno; ENODATA: the file ends before. */
+int32_t os_read(const struct os_file *file, uint64_t from, void *to, uint64_t bytes);
 /* Puts a private copy in huge pages (where the system grants them) in the place of a part of a mapped file, at the same
- * address, while others may read there. `from` is a multiple of OS_HUGE_PAGE. False if the system refuses the memory. */
-bool os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes);
-/* Wipes and gives up what os_make_private made of the first `bytes`; the file must not be read any more. */
-void os_wipe_private(const struct os_file *file, uint64_t bytes);
+ * address, while others may read there. `from` is a multiple of OS_PAGE. */
+int32_t os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes, colibri_error *error);
+/* Wipes what os_make_private made; the file must not be read there any more. */
+void os_wipe_private(const struct os_file *file, uint64_t from, uint64_t bytes);
 
 /* Zeroed private memory, page aligned; NULL if the system refuses. */
 void *os_reserve(uint64_t bytes);
@@ -29,6 +37,8 @@ void os_release(void *memory, uint64_t bytes);
 /* Overwrites with zeros; the compiler may not drop it. */
 void os_wipe(void *memory, uint64_t bytes);
 
+/* Bytes that this process has in memory. */
+uint64_t os_resident_bytes(void);
 /* Bytes that this process may still take: the least of MemAvailable and the cgroup's limit minus its use. */
 uint64_t os_available_bytes(void);
 /* Physical cores of the affinity mask, cut to the cgroup's CPU quota; 1 to 256. */

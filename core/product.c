@@ -95,7 +95,7 @@ static void residual_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct residual *const r = &list->residual;
     const int32_t n_embd = c->config->n_embd;
     const size_t at = (size_t)row * (size_t)n_embd;
-    float *const h = c->h.f32 + at, *const x = c->x + at;
+    float *const h = r->said + at, *const x = c->x + at;
     if (r->bias != NULL) c->kernels->add(h, r->bias, n_embd);
     if (r->inner_norm != NULL) c->kernels->rms_norm(h, h, r->inner_norm, n_embd, c->config->norm_eps);
     if (r->side != NULL) c->kernels->add(h, r->side + at, n_embd);

@@ -12,7 +12,7 @@ static inline uint64_t row_bytes(int32_t rows, int64_t width) {
 }
 /* Weight bytes of w times rows: the measure of a product. */
 static inline uint64_t product_bytes(const struct matrix *w, int32_t rows) {
-    return (uint64_t)matrix_panels(w) * panel_bytes(w->type, (uint64_t)w->cols) * (uint64_t)rows;
+    return matrix_bytes(w->type, (uint64_t)w->rows, (uint64_t)w->cols) * (uint64_t)rows;
 }
 /* Does chunk->products [0 … count) as one work list. */
 void product_run(struct chunk *chunk, int32_t count);
@@ -23,8 +23,9 @@ void product_norm_row(const struct chunk *chunk, float *out, const float *x, con
 /* The rows x [n][to->width] normalised into `to`, and quantised if `q8`. x may be to->f32. */
 void product_norm(const struct chunk *chunk, const float *x, const float *weight, const float *bias, float eps, bool q8,
                   const struct activation *to);
-/* What happens to h before x += h, in this order, and to x then; NULL: nothing. */
+/* What happens to rows `said` before x += said, in this order, and to x then; NULL: nothing. */
 struct residual {
+    float *said;                           /* [n][n_embd]; changed */
     const float *bias, *inner_norm, *norm; /* [n_embd] */
     const float *side;                     /* [n][n_embd] added between the norms */
     const float *scale;                    /* [1] multiplies x */

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { MAX_BATCH = 4096, MAX_CHUNK = 4096, MAX_CONTEXT = 1 << 30 };
+enum { MAX_BATCH = 4096, MAX_CHUNK = 4096, MAX_CONTEXT = 1 << 30, MAX_LANES = 16 };
 
 static int32_t check_params(const colibri_params *p, colibri_error *error) {
     TRY(status_range(error, "context", p->context, 1, MAX_CONTEXT));
@@ -12,6 +12,8 @@ static int32_t check_params(const colibri_params *p, colibri_error *error) {
     TRY(status_range(error, "threads", p->threads, 1, THREADS_MAX));
     TRY(status_range(error, "chunk", p->chunk, 1, MAX_CHUNK));
     TRY(status_range(error, "pin", p->pin, 0, 1));
+    TRY(status_range(error, "expert_policy", p->expert_policy, COLIBRI_LFRU, COLIBRI_LRU));
+    TRY(status_range(error, "lanes", p->lanes, 1, MAX_LANES));
     FAIL_IF(p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0, error, ARGUMENT,
             "memory: expected an address aligned to %d bytes, found %p", OS_PAGE, p->memory);
     return COLIBRI_OK;
@@ -23,17 +25,20 @@ static int32_t usable_chunk(const colibri_params *p) {
     return rows < p->chunk ? (int32_t)rows : p->chunk;
 }
 
-/* The one layout of a context. Counting fills the plan; with a base it hands the pieces out. */
+/* The one layout of a context. Counting fills the plan; with a base it hands the pieces out. stacks: of threads and of lanes. */
 static void layout(const colibri_model *model, const colibri_params *p, colibri_context *context, struct arena *arena,
-                   void **stacks, colibri_memory_plan *plan) {
+                   void *stacks[2], colibri_memory_plan *plan) {
     uint64_t mark = arena->used;
     arena_take(arena, 1, sizeof *context);
     context->lengths_before = arena_take(arena, (uint64_t)p->max_batch, sizeof(int32_t));
     context->in_batch = arena_take(arena, (uint64_t)p->max_batch, sizeof(bool));
     plan->control = arena->used - mark;
     mark = arena->used;
-    threads_layout(&context->threads, arena, p->threads, stacks);
+    threads_layout(&context->threads, arena, p->threads, &stacks[0]);
     plan->threads = arena->used - mark;
+    mark = arena->used;
+    experts_layout(&context->experts, arena, model, p, &stacks[1]);
+    plan->expert_cache = arena->used - mark;
     mark = arena->used;
     chunk_layout(&context->chunk, arena, model, p, usable_chunk(p));
     plan->activations = arena->used - mark;
@@ -41,29 +46,56 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     sample_layout(&context->sampler, arena, model->config.n_vocab);
     plan->sampling = arena->used - mark;
     mark = arena->used;
-    cache_layout(&context->cache, arena, &model->config, p->context, p->max_batch); /* last: its tail may stay untouched */
+    cache_layout(&context->cache, arena, &model->config, p->context, p->max_batch); /* its tail may stay untouched */
     plan->kv_cache = arena->used - mark;
-    mark = (OS_PAGE - arena->used % OS_PAGE) % OS_PAGE;
-    plan->control += mark;
-    plan->context_bytes = arena->used + mark;
-    plan->weights_resident = atomic_load(&model->private_bytes);
-    plan->weights_mapped = model->info.file_bytes - plan->weights_resident;
+    mark = arena->used;
+    experts_memory(&context->experts, arena); /* so may this */
+    plan->expert_cache += arena->used - mark;
+    plan->context_bytes = arena->used;
+    plan->slot_bytes = context->experts.slot_bytes;
+    plan->expert_slots = p->expert_slots;
+    const uint64_t shared = weights_copied_bytes(model, p->expert_slots > 0), private = atomic_load(&model->private_bytes);
+    const uint64_t held = os_resident_bytes(), counted = private + model->info.model_bytes;
+    plan->process = held > counted ? held - counted : 0;
+    plan->weights_resident = private;
+    plan->weights_mapped = shared > private ? shared - private : 0;
     plan->model = model->info.model_bytes;
-    plan->total_bytes = plan->weights_mapped + plan->weights_resident + plan->model + plan->context_bytes;
+    plan->total_bytes = plan->process + plan->weights_mapped + plan->weights_resident + plan->model + plan->context_bytes;
 }
 
-int32_t colibri_plan(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error) {
-    FAIL_IF(model == NULL || p == NULL || plan == NULL, error, ARGUMENT,
-            "colibri_plan: expected a model, parameters and a place for the plan");
+static int32_t count(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error) {
     struct arena arena = {0};
     colibri_context scratch;
-    void *stacks;
-    TRY(check_params(p, error));
-    layout(model, p, &scratch, &arena, &stacks, plan);
+    void *stacks[2];
+    layout(model, p, &scratch, &arena, stacks, plan);
     FAIL_IF(arena.overflow || arena.used > (uint64_t)1 << 62, error, MEMORY,
             "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context, p->max_batch,
             p->chunk);
     return COLIBRI_OK;
+}
+
+int32_t colibri_plan(const colibri_model *model, const colibri_params *given, colibri_memory_plan *plan, colibri_error *error) {
+    FAIL_IF(model == NULL || given == NULL || plan == NULL, error, ARGUMENT,
+            "colibri_plan: expected a model, parameters and a place for the plan");
+    colibri_params p = *given;
+    TRY(check_params(&p, error));
+    TRY(status_range(error, "expert_slots", p.expert_slots, 0, model->n_experts));
+    const uint64_t limit = p.memory_limit > 0 ? p.memory_limit : UINT64_MAX;
+    p.expert_slots = model->n_experts > 0;
+    TRY(count(model, &p, plan, error));
+    const uint64_t floor = plan->total_bytes, room = limit > floor ? limit - floor : 0;
+    p.expert_slots = given->expert_slots;
+    TRY(count(model, &p, plan, error));
+    if (plan->total_bytes > limit && p.expert_slots == 0 && model->n_experts > 0) {
+        const uint64_t more = room / (plan->slot_bytes + sizeof(struct place) + 64);
+        p.expert_slots = more < (uint64_t)model->n_experts ? (int32_t)more + 1 : model->n_experts;
+        TRY(count(model, &p, plan, error));
+    }
+    plan->floor_bytes = floor;
+    if (plan->total_bytes <= limit) return COLIBRI_OK;
+    return status_fail(error, COLIBRI_ERROR_MEMORY, "memory_limit: %" PRIu64 " bytes, needed are at least %" PRIu64 " (%" PRIu64 " with %d "
+                       "expert slots); raise it, or ask for a smaller context, chunk or max_batch", limit, floor, plan->total_bytes,
+                       plan->expert_slots);
 }
 
 /* The memory a context will live in: the caller's or a new reservation, refused early if it cannot become real. */
@@ -95,6 +127,7 @@ int32_t colibri_default_params(const colibri_model *model, colibri_params *param
         .max_batch = 1,
         .threads = os_core_count(),
         .chunk = 1024,
+        .lanes = 4,
     };
     return COLIBRI_OK;
 }
@@ -108,15 +141,16 @@ int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_cont
         p = &defaults;
     }
     colibri_memory_plan plan;
-    void *memory, *stacks;
+    void *memory, *stacks[2];
     TRY(colibri_plan(model, p, &plan, error));
     TRY(find_memory(p, plan.context_bytes, &memory, error));
     struct arena arena = {.base = memory};
     colibri_context *const context = memory;
     memset(context, 0, sizeof *context);
-    layout(model, p, context, &arena, &stacks, &plan);
-    context->model = model;
     context->params = *p;
+    context->params.expert_slots = plan.expert_slots;
+    layout(model, &context->params, context, &arena, stacks, &plan);
+    context->model = model;
     context->params.chunk = usable_chunk(p);
     context->bytes = plan.context_bytes;
     context->owns_memory = p->memory == NULL;
@@ -125,10 +159,13 @@ int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_cont
     context->chunk.kernels = model->kernels;
     context->chunk.threads = &context->threads;
     context->chunk.cache = &context->cache;
+    context->chunk.residency = &context->experts;
     atomic_init(&context->cancelled, false);
     cache_reset(&context->cache);
+    experts_reset(&context->experts);
     atomic_fetch_add(&model->references, 1);
-    const int32_t status = threads_start(&context->threads, p->threads, p->pin != 0, stacks, error);
+    int32_t status = threads_start(&context->threads, p->threads, p->pin != 0, true, stacks[0], error);
+    if (status == COLIBRI_OK) status = threads_start(&context->experts.lanes, plan.expert_slots > 0 ? p->lanes + 1 : 1, false, false, stacks[1], error);
     if (status != COLIBRI_OK) colibri_free(context);
     else *out = context;
     return status;
@@ -137,16 +174,19 @@ int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_cont
 void colibri_free(colibri_context *context) {
     if (context == NULL) return;
     colibri_model *const model = context->model;
-    const struct cache cache = context->cache;
+    const struct cache *const cache = &context->cache;
+    const struct experts *const experts = &context->experts;
     const uint64_t bytes = context->bytes;
     const bool owned = context->owns_memory;
-    if (context->threads.started == context->threads.n - 1) threads_stop(&context->threads);
-    /* States and blocks that were ever written, then all before them: untouched pages stay untouched. */
-    for (int32_t i = 0; cache.state_bytes > 0 && i < cache.n_sequences * STATES; i++) {
-        if (cache.marks[i / STATES][i % STATES] >= 0) os_wipe(cache.states + (size_t)i * cache.state_bytes, cache.state_bytes);
+    threads_stop(&context->threads);
+    threads_stop(&context->experts.lanes);
+    /* Slots, states and blocks that were ever written, then all before them: untouched pages stay untouched. */
+    os_wipe(experts->memory, (uint64_t)experts->n_filled * experts->slot_bytes);
+    os_wipe(cache->pool, (uint64_t)cache->n_touched * cache->block_bytes);
+    for (int32_t i = 0; cache->state_bytes > 0 && i < cache->n_sequences * STATES; i++) {
+        if (cache->marks[i / STATES][i % STATES] >= 0) os_wipe(cache->states + (size_t)i * cache->state_bytes, cache->state_bytes);
     }
-    os_wipe(cache.pool, (uint64_t)cache.n_touched * cache.block_bytes);
-    os_wipe(context, (uint64_t)(cache.states - (uint8_t *)context));
+    os_wipe(context, (uint64_t)(cache->states - (uint8_t *)context));
     if (owned) os_release(context, bytes);
     colibri_close(model);
 }

@@ -15,6 +15,7 @@ struct colibri_context {
     bool evaluating;             /* an observer may be running: it must not call back in */
     struct threads threads;
     struct cache cache;
+    struct experts experts;
     struct chunk chunk;
     struct sampler sampler;
     int32_t *lengths_before;     /* [max_batch] to undo a failed evaluation */

@@ -4,7 +4,7 @@
  * above the count and goes back to waiting; it never looks at `work`, which may already belong to the next call. */
 #include "threads.h"
 
-enum { ITEM_BITS = 24, GENERATION_SHIFT = 48, SPINS_BEFORE_YIELD = 2000, SPINS_BEFORE_PARK = 60000 };
+enum { ITEM_BITS = 24, GENERATION_SHIFT = 48, SPINS_BEFORE_YIELD = 2000, SPINS_WHEN_BUSY = 60000 };
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -31,7 +31,7 @@ static uint64_t work_off(struct threads *threads, int32_t worker) {
 }
 
 static void wait_for_work(struct threads *threads, uint64_t seen) {
-    for (int32_t spin = 0; spin < SPINS_BEFORE_PARK; spin++) {
+    for (int32_t spin = 0; spin < threads->spins; spin++) {
         if (generation(atomic_load(&threads->ticket)) != seen || atomic_load(&threads->stop)) return;
         if (spin % SPINS_BEFORE_YIELD == SPINS_BEFORE_YIELD - 1) os_yield();
         relax();
@@ -64,10 +64,11 @@ void threads_layout(struct threads *threads, struct arena *arena, int32_t n, voi
     *stacks = arena_take(arena, (uint64_t)(n - 1), THREADS_STACK);
 }
 
-int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks, colibri_error *error) {
+int32_t threads_start(struct threads *threads, int32_t n, bool pin, bool busy, void *stacks, colibri_error *error) {
     threads->n = n;
     threads->process = os_process_id();
     threads->started = 0;
+    threads->spins = busy ? SPINS_WHEN_BUSY : 0;
     threads->timed = false;
     threads->waited = 0;
     atomic_init(&threads->ticket, 0);
@@ -96,7 +97,9 @@ int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks
 }
 
 void threads_stop(struct threads *threads) {
-    if (threads->process != os_process_id()) return; /* forked: nobody to join, and the lock may be held for ever */
+    /* Not started; or forked: nobody to join, and the lock may be held for ever. */
+    if (threads->process != os_process_id()) return;
+    threads->process = 0;
     atomic_store(&threads->stop, true);
     wake_parked(threads);
     for (int32_t i = 0; i < threads->started; i++) os_thread_join(threads->workers[i]);
@@ -105,18 +108,16 @@ void threads_stop(struct threads *threads) {
     pthread_mutex_destroy(&threads->mutex);
 }
 
-void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes) {
-    if (items <= 0) return;
-    if (threads->n == 1 || items == 1 || bytes < THREADS_GRAIN || threads->process != os_process_id()) {
-        for (int32_t item = 0; item < items; item++) work(argument, item, 0);
-        return;
-    }
+void threads_begin(struct threads *threads, threads_work *work, void *argument, int32_t items) {
     threads->work = work;
     threads->argument = argument;
     atomic_store(&threads->unfinished, items);
     const uint64_t next = (generation(atomic_load(&threads->ticket)) + 1) & 0xffff;
     atomic_store(&threads->ticket, next << GENERATION_SHIFT | (uint64_t)items << ITEM_BITS);
     wake_parked(threads);
+}
+
+void threads_end(struct threads *threads) {
     work_off(threads, 0);
     const uint64_t since = threads->timed ? os_clock_ns() : 0;
     for (int32_t spin = 1; atomic_load(&threads->unfinished) != 0; spin++) {
@@ -124,4 +125,14 @@ void threads_run(struct threads *threads, threads_work *work, void *argument, in
         relax();
     }
     if (threads->timed) threads->waited += os_clock_ns() - since;
+}
+
+void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes) {
+    if (items <= 0) return;
+    if (threads->n == 1 || items == 1 || bytes < THREADS_GRAIN || threads->process != os_process_id()) {
+        for (int32_t item = 0; item < items; item++) work(argument, item, 0);
+        return;
+    }
+    threads_begin(threads, work, argument, items);
+    threads_end(threads);
 }

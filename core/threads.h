@@ -28,6 +28,7 @@ struct threads {
     void *argument;
     int32_t n;                 /* workers, the caller included */
     int32_t started;           /* threads to join */
+    int32_t spins;             /* of a worker without work before it parks */
     bool timed;                /* whether `waited` is kept */
     uint64_t waited;           /* nanoseconds that the caller waited for the others */
     int64_t process;           /* that started them: a forked child has none of them */
@@ -38,12 +39,17 @@ struct threads {
 
 /* Takes stacks and tables from the arena; starts nothing. */
 void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks);
-/* pin: each worker stays on a physical core of its own, as far as they go; the first core is left to the caller. */
-int32_t threads_start(struct threads *threads, int32_t n, bool pin, void *stacks, colibri_error *error);
+/* pin: each worker stays on a physical core of its own, as far as they go; the first core is left to the caller. busy: workers
+ * spin for a millisecond or two before they park. */
+int32_t threads_start(struct threads *threads, int32_t n, bool pin, bool busy, void *stacks, colibri_error *error);
 void threads_stop(struct threads *threads);
 /* Work that touches fewer bytes than this stays on the caller: handing it out would cost more (about 5 us of memory
  * traffic), and a worker that the system has put aside would hold everybody up. */
 enum { THREADS_GRAIN = 128 * 1024 };
 
-/* Runs work(argument, item, worker) for items 0 … items - 1, which together touch about `bytes`, and returns when all are done. */
+/* Hands items 0 … items - 1 of work(argument, item, worker) to the workers, the caller not among them; until threads_end, which
+ * does what nobody has begun and returns when all are done. */
+void threads_begin(struct threads *threads, threads_work *work, void *argument, int32_t items);
+void threads_end(struct threads *threads);
+/* Both, for items that together touch about `bytes`. */
 void threads_run(struct threads *threads, threads_work *work, void *argument, int32_t items, uint64_t bytes);

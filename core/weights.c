@@ -44,11 +44,6 @@ static int32_t check_bytes(struct binder *b, const struct container_entry *entry
                        entry->name, entry->types[0], entry->types[1], entry->types[2], bytes, entry->bytes);
 }
 
-/* Bytes of a matrix, 0 for an unknown type. Rows and cols are below 2^32 and a panel's factor below 2^7: no overflow. */
-static uint64_t matrix_bytes(int type, uint64_t rows, uint64_t cols) {
-    return (rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_bytes(type, cols);
-}
-
 static int32_t check_type(struct binder *b, const struct container_entry *entry, int type) {
     if (panel_bytes(type, 1) != 0) return COLIBRI_OK;
     return status_fail(b->error, COLIBRI_ERROR_UNSUPPORTED,
@@ -286,6 +281,7 @@ static void take_layers(struct arena *arena, const struct config *config, colibr
     if (model == NULL) return;
     model->layers = layers;
     model->experts = experts;
+    model->n_experts = (int32_t)n_experts;
     for (int32_t layer = 0; layer < config->n_layers; layer++) layers[layer].self.heads = heads + (uint64_t)layer * n_heads;
 }
 
@@ -332,6 +328,7 @@ int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error
     atomic_init(&model->references, 1);
     atomic_init(&model->fetching, false);
     atomic_init(&model->private_bytes, 0);
+    atomic_init(&model->streamed, false);
     model->container = container;
     model->config = config;
     model->kernels = kernels;
@@ -344,33 +341,57 @@ int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error
 
 enum { FETCH_STEP = 16 * OS_HUGE_PAGE }; /* between two reports of progress; the extra memory that a copy takes */
 
-static int32_t check_fetch(const colibri_model *model, int32_t residency, colibri_error *error) {
-    const uint64_t needed = model->container.file.bytes, available = os_available_bytes();
-    FAIL_IF(residency != COLIBRI_MAPPED && residency != COLIBRI_RESIDENT, error, ARGUMENT,
-            "residency: expected %d (mapped) or %d (resident), found %d", COLIBRI_MAPPED, COLIBRI_RESIDENT, residency);
-    if (needed <= available) return COLIBRI_OK;
+/* The next bytes from *from on to be copied, at most a step of them, without routed experts if streamed; 0 at the end. */
+static uint64_t next_step(const colibri_model *model, bool streamed, uint64_t *from) {
+    const struct container *const file = &model->container;
+    uint64_t end = file->file.bytes;
+    for (int32_t layer = model->config.n_layers - 1; streamed && layer >= 0; layer--) {
+        if (model->config.n_experts[layer] == 0) continue;
+        const struct ffn_weights *const first = model->layers[layer].experts, *const last = first + model->config.n_experts[layer] - 1;
+        const uint64_t begins = (uint64_t)(first->gate.data - file->file.data);
+        const uint64_t ends = ((uint64_t)(last->gate.data - file->file.data) + ffn_bytes(last)) & ~(uint64_t)(OS_PAGE - 1);
+        if (*from < begins) end = begins;
+        else if (*from < ends) *from = ends;
+    }
+    const uint64_t cut = (*from / FETCH_STEP + 1) * FETCH_STEP;
+    return (end < cut ? end : cut) - *from;
+}
+
+uint64_t weights_copied_bytes(const colibri_model *model, bool streamed) {
+    uint64_t bytes = 0;
+    for (uint64_t from = 0, n; (n = next_step(model, streamed, &from)) > 0; from += n) bytes += n;
+    return bytes;
+}
+
+static int32_t check_fetch(const colibri_model *model, int32_t residency, uint64_t needed, colibri_error *error) {
+    const uint64_t available = os_available_bytes(), copied = atomic_load(&model->private_bytes);
+    TRY(status_range(error, "residency", residency, COLIBRI_MAPPED, COLIBRI_STREAMED));
+    FAIL_IF(copied > 0 && residency != COLIBRI_MAPPED && residency != (atomic_load(&model->streamed) ? COLIBRI_STREAMED : COLIBRI_RESIDENT), error, ARGUMENT,
+            "residency: %" PRIu64 " bytes of the weights have been copied in another way already; open the file once more", copied);
+    if (needed <= available + copied) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_MEMORY,
-                       "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped: that needs no fetching",
-                       needed, available);
+                       "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped: that needs no fetching, or "
+                       "give a memory limit", needed, available);
 }
 
 static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
                      void *user, colibri_error *error) {
     const struct os_file *const file = &model->container.file;
-    TRY(check_fetch(model, residency, error));
-    for (uint64_t done = 0; done < file->bytes;) {
-        const uint64_t left = file->bytes - done, step = left < FETCH_STEP ? left : FETCH_STEP;
+    const bool streamed = residency == COLIBRI_STREAMED;
+    const uint64_t total = weights_copied_bytes(model, streamed);
+    uint64_t done = 0;
+    TRY(check_fetch(model, residency, total, error));
+    if (residency != COLIBRI_MAPPED) atomic_store(&model->streamed, streamed);
+    for (uint64_t from = 0, n; (n = next_step(model, streamed, &from)) > 0; from += n) {
         if (residency == COLIBRI_MAPPED) {
-            os_prefetch(file, done, step);
+            os_prefetch(file, from, n);
         } else if (done >= atomic_load(&model->private_bytes)) {
-            FAIL_IF(!os_make_private(file, done, step), error, MEMORY,
-                    "the system refused memory for a copy of the weights after %" PRIu64 " of %" PRIu64 " bytes; the others "
-                    "stay mapped", done, file->bytes);
-            atomic_store(&model->private_bytes, done + step);
+            TRY(os_make_private(file, from, n, error));
+            atomic_store(&model->private_bytes, done + n);
         }
-        done += step;
-        FAIL_IF(progress != NULL && progress(user, done, file->bytes) != 0, error, CANCELLED,
-                "fetching ended after %" PRIu64 " of %" PRIu64 " bytes", done, file->bytes);
+        done += n;
+        FAIL_IF(progress != NULL && progress(user, done, total) != 0, error, CANCELLED,
+                "fetching ended after %" PRIu64 " of %" PRIu64 " bytes", done, total);
     }
     return COLIBRI_OK;
 }
@@ -389,7 +410,10 @@ int32_t colibri_fetch(colibri_model *model, int32_t residency, int32_t (*progres
 
 void colibri_close(colibri_model *model) {
     if (model == NULL || atomic_fetch_sub(&model->references, 1) > 1) return;
-    os_wipe_private(&model->container.file, atomic_load(&model->private_bytes));
+    for (uint64_t from = 0, n, done = 0; done < atomic_load(&model->private_bytes); from += n, done += n) {
+        n = next_step(model, atomic_load(&model->streamed), &from);
+        os_wipe_private(&model->container.file, from, n);
+    }
     const uint64_t bytes = model->info.model_bytes;
     container_close(&model->container);
     os_wipe(model, bytes);

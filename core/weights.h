@@ -13,6 +13,11 @@
  * NULL. */
 struct ffn_weights { struct matrix gate, up, down; };
 
+/* From gate's first byte to down's last: those of a routed expert lie side by side. */
+static inline uint64_t ffn_bytes(const struct ffn_weights *w) {
+    return (uint64_t)(w->down.data - w->gate.data) + matrix_bytes(w->down.type, (uint64_t)w->down.rows, (uint64_t)w->down.cols);
+}
+
 struct attention_weights {
     const float *norm, *norm_bias;              /* [n_embd]; bias NULL: RMSNorm, else LayerNorm */
     struct matrix q, k, v;                      /* [heads x head_dim, n_embd]; latent: q of its latent, k [rope_dim +
@@ -52,7 +57,8 @@ struct layer {
 struct colibri_model {
     _Atomic int32_t references;
     _Atomic bool fetching;
-    _Atomic uint64_t private_bytes;             /* of the file's start, that are a private copy by now */
+    _Atomic uint64_t private_bytes;             /* of what is to be a private copy, those that are one by now */
+    _Atomic bool streamed;                      /* routed experts are none of it */
     struct container container;
     struct config config;
     const struct kernels *kernels;
@@ -66,5 +72,9 @@ struct colibri_model {
     const float *position_freq;                 /* [n_embd / 2]; NULL: no sinusoids */
     struct layer *layers;                       /* [n_layers] */
     bool down_reads_f32;                        /* some down is neither q8 nor q4 */
-    struct ffn_weights *experts;                /* of all layers */
+    struct ffn_weights *experts;                /* [n_experts] of all layers */
+    int32_t n_experts;
 };
+
+/* Bytes that a copy takes: of the whole file, or without the routed experts. */
+uint64_t weights_copied_bytes(const colibri_model *model, bool streamed);

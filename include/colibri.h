@@ -56,10 +56,24 @@ typedef struct colibri_error {
 
 /* Where weights are. Never changes a result. */
 enum colibri_residency {
-    COLIBRI_MAPPED = 0,  /* in the page cache, mapped on use */
-    COLIBRI_RESIDENT = 1 /* a private copy in huge pages: takes as much memory again until the page cache lets go of the
-                          * file, cannot be dropped under pressure, is read faster; wiped when the model is closed */
+    COLIBRI_MAPPED = 0,   /* in the page cache, mapped on use */
+    COLIBRI_RESIDENT = 1, /* a private copy in huge pages, which the system cannot drop: read faster; wiped when the model
+                           * is closed */
+    COLIBRI_STREAMED = 2  /* the same of all but routed experts: those are read into slots of each context (expert_slots) */
 };
+
+/* Who leaves when an expert needs a slot. Never changes a result. */
+enum colibri_expert_policy {
+    COLIBRI_LFRU = 0, /* of the experts that were used least often lately, the one used longest ago */
+    COLIBRI_LRU = 1   /* the one used longest ago */
+};
+
+/* What experts in slots cost in one layer. A use is of one expert by the rows of one chunk. */
+typedef struct colibri_traffic {
+    uint64_t hits, misses; /* uses of experts that were in a slot, and that had to be read */
+    uint64_t bytes_read;
+    uint64_t wait_ns;      /* of the evaluating thread for reads */
+} colibri_traffic;
 
 /* What colibri_open found. Sizes in elements; pointers live as long as the model. */
 typedef struct colibri_model_info {
@@ -87,20 +101,31 @@ typedef struct colibri_params {
                            * mask and those behind it; refused if threads are more than cores; default 0 */
     void *memory;         /* caller's memory for the context, 4096-byte aligned, or NULL: reserve it */
     uint64_t memory_bytes;/* size of `memory`: at least plan.context_bytes */
+    uint64_t memory_limit;/* most bytes that the process may hold with this context; 0: no limit but the machine's. If all does
+                           * not fit, as many experts get slots as do; refused if not even one does */
+    int32_t expert_slots; /* experts that the context holds in slots, read when they are needed; 0: decided by memory_limit */
+    int32_t expert_policy;/* enum colibri_expert_policy */
+    int32_t lanes;        /* reads at the same time, 1 to 16; default 4 */
+    colibri_traffic *traffic; /* [n_layers] the caller's, to which evaluations add (zero it first); NULL: nobody counts */
 } colibri_params;
 
 /* Bytes by category, known before anything is taken. */
 typedef struct colibri_memory_plan {
-    uint64_t weights_mapped;  /* the model file, mapped read-only: clean pages the system may drop */
+    uint64_t process;         /* that it holds already, private weights and `model` not counted */
+    uint64_t weights_mapped;  /* the model file, or with slots what is no expert of it, mapped read-only: the system may drop it */
     uint64_t weights_resident;/* what colibri_fetch has copied of it into private memory */
     uint64_t model;           /* private memory of the open model, shared by its contexts */
+    uint64_t expert_cache;    /* expert_slots times the largest expert */
     uint64_t kv_cache;        /* ids, keys and values; of layers with a recurrent state three of them for each sequence */
     uint64_t activations;
     uint64_t sampling;
     uint64_t threads;         /* stacks */
     uint64_t control;         /* the context itself, block tables, alignment */
-    uint64_t context_bytes;   /* kv_cache + activations + sampling + threads + control: one reservation */
-    uint64_t total_bytes;     /* weights_mapped + weights_resident + model + context_bytes */
+    uint64_t context_bytes;   /* expert_cache + kv_cache + activations + sampling + threads + control: one reservation */
+    uint64_t total_bytes;     /* process + weights_mapped + weights_resident + model + context_bytes */
+    uint64_t floor_bytes;     /* total_bytes with one slot, of a model without experts total_bytes: the least memory_limit */
+    uint64_t slot_bytes;      /* what one slot adds; 0: no experts */
+    int32_t expert_slots;     /* 0: experts are read where the file is mapped or copied */
 } colibri_memory_plan;
 
 /* What the router of one layer decided for the rows of one chunk; valid during the call only. */

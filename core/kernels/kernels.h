@@ -48,6 +48,11 @@ static inline uint64_t panel_bytes(int type, uint64_t cols) {
     return (groups * group_bytes(type) + (groups + Q4_SUPER - 1) / Q4_SUPER * record_bytes(type) + 63) & ~(uint64_t)63;
 }
 
+/* Bytes of a matrix, 0 for an unknown type. Rows and cols are below 2^32 and a panel's factor below 2^7: no overflow. */
+static inline uint64_t matrix_bytes(int type, uint64_t rows, uint64_t cols) {
+    return (rows + PANEL_ROWS - 1) / PANEL_ROWS * panel_bytes(type, cols);
+}
+
 /* Whether products with this type read activations quantised to int8. */
 static inline bool type_reads_q8(int type) {
     return type == TYPE_Q8 || type == TYPE_Q4 || type == TYPE_Q6 || type == TYPE_MXFP4;
