@@ -148,8 +148,13 @@ def default_params(model: ModelHandle) -> Params:
     return Params(**{name: getattr(params, name) for name in Params.__slots__})
 
 
-def _params(params: Params) -> Any:
-    return _load()[0].new("colibri_params *", {name: getattr(params, name) for name in Params.__slots__})
+def _params(params: Params, traffic: Counts | None = None) -> Any:
+    """traffic: uint64 [n_layers, 4], which must outlive the context."""
+    ffi, _ = _load()
+    values = {name: getattr(params, name) for name in Params.__slots__}
+    if traffic is not None:
+        values["traffic"] = ffi.cast("colibri_traffic *", ffi.from_buffer(traffic, require_writable=True))
+    return ffi.new("colibri_params *", values)
 
 
 def fetch(model: ModelHandle, residency: int, progress: Progress) -> None:
@@ -178,10 +183,10 @@ def plan(model: ModelHandle, params: Params) -> MemoryPlan:
     return MemoryPlan(**{name: getattr(found, name) for name in MemoryPlan.__slots__})
 
 
-def init(model: ModelHandle, params: Params) -> ContextHandle:
+def init(model: ModelHandle, params: Params, traffic: Counts | None = None) -> ContextHandle:
     ffi, library = _load()
     context, error = ffi.new("colibri_context **"), ffi.new("colibri_error *")
-    _check(library.colibri_init(model, _params(params), context, error), error)
+    _check(library.colibri_init(model, _params(params, traffic), context, error), error)
     return ContextHandle(context[0])
 
 

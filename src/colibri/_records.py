@@ -43,15 +43,21 @@ class Params:
     threads: int
     chunk: int
     pin: int = 0
+    memory_limit: int = 0
+    expert_slots: int = 0
+    expert_policy: int = 0
+    lanes: int = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """colibri_memory_plan: bytes by category, known before anything is taken."""
 
+    process: int
     weights_mapped: int
     weights_resident: int
     model: int
+    expert_cache: int
     kv_cache: int
     activations: int
     sampling: int
@@ -59,6 +65,9 @@ class MemoryPlan:
     control: int
     context_bytes: int
     total_bytes: int
+    floor_bytes: int
+    slot_bytes: int
+    expert_slots: int
 
 
 class RoutingRows(NamedTuple):
