@@ -93,45 +93,33 @@ static void down_item(void *argument, int32_t item, int32_t worker) {
     }
 }
 
-/* Gate and up of n groups. */
-static void run_inner(struct chunk *c, const struct ffn_group *groups, int32_t n) {
+/* A work list over n groups: their gate and up, or their down. */
+static void run(struct chunk *c, const struct ffn_group *groups, int32_t n, bool down) {
     int64_t panels = 0, most_rows = 1;
     int32_t items = 0;
     uint64_t bytes = 0;
     for (int32_t g = 0; g < n; g++) {
-        panels += matrix_panels(&groups[g].weights->gate);
+        const struct matrix *const w = down ? &groups[g].weights->down : &groups[g].weights->gate;
+        panels = matrix_panels(w) + (down ? 0 : panels);
         most_rows = groups[g].n > most_rows ? groups[g].n : most_rows;
-        bytes += 2 * product_bytes(&groups[g].weights->gate, groups[g].n);
-    }
-    c->turn = groups;
-    c->step = fitting_step(c, panels, 2 * most_rows);
-    for (int32_t g = 0; g < n; g++) items += (matrix_panels(&groups[g].weights->gate) + c->step - 1) / c->step;
-    threads_run(c->threads, inner_item, c, items, bytes);
-}
-
-static void run_down(struct chunk *c, const struct ffn_group *groups, int32_t n) {
-    const int32_t panels = (c->config->n_embd + PANEL_ROWS - 1) / PANEL_ROWS;
-    int64_t most_rows = 1;
-    uint64_t bytes = 0;
-    for (int32_t g = 0; g < n; g++) {
-        most_rows = groups[g].n > most_rows ? groups[g].n : most_rows;
-        bytes += product_bytes(&groups[g].weights->down, groups[g].n);
+        bytes += product_bytes(w, down ? groups[g].n : 2 * groups[g].n);
     }
     c->turn = groups;
     c->n_turn = n;
-    c->step = fitting_step(c, panels, most_rows);
-    threads_run(c->threads, down_item, c, (panels + c->step - 1) / c->step, bytes);
+    c->step = fitting_step(c, panels, down ? most_rows : 2 * most_rows);
+    for (int32_t g = 0; !down && g < n; g++) items += (matrix_panels(&groups[g].weights->gate) + c->step - 1) / c->step;
+    threads_run(c->threads, down ? down_item : inner_item, c, down ? (int32_t)(panels + c->step - 1) / c->step : items, bytes);
 }
 
 int32_t ffn_experts(struct chunk *c, colibri_error *error) {
     for (int32_t first = 0, n, n_there; first < c->n_groups; first += n) {
         n = c->n_groups - first;
         const struct ffn_group *const turn = experts_take(c->residency, c->layer, c->groups + first, &n, &n_there);
-        run_inner(c, turn, n_there);
+        run(c, turn, n_there, false);
         TRY(experts_wait(c->residency, c->layer, error));
-        run_inner(c, turn + n_there, n - n_there);
+        run(c, turn + n_there, n - n_there, false);
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_GATE_UP);
-        run_down(c, c->groups + first, n);
+        run(c, c->groups + first, n, true);
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
     }
     return COLIBRI_OK;

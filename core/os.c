@@ -168,8 +168,8 @@ static void cgroup_file(char *path, size_t size, const char *marker, const char 
     if (access(path, R_OK) != 0) snprintf(path, size, "%s/%s", mount, name); /* inside a namespace: the root */
 }
 
-uint64_t os_resident_bytes(void) {
-    const int64_t kib = read_number("/proc/self/status", "VmRSS:");
+uint64_t os_resident_bytes(bool of_files) {
+    const int64_t kib = read_number("/proc/self/status", of_files ? "RssFile:" : "VmRSS:");
     return kib < 0 ? 0 : (uint64_t)kib * 1024;
 }
 

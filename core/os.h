@@ -37,8 +37,8 @@ void os_release(void *memory, uint64_t bytes);
 /* Overwrites with zeros; the compiler may not drop it. */
 void os_wipe(void *memory, uint64_t bytes);
 
-/* Bytes that this process has in memory. */
-uint64_t os_resident_bytes(void);
+/* Bytes that this process has in memory; only those of files. */
+uint64_t os_resident_bytes(bool of_files);
 /* Bytes that this process may still take: the least of MemAvailable and the cgroup's limit minus its use. */
 uint64_t os_available_bytes(void);
 /* Physical cores of the affinity mask, cut to the cgroup's CPU quota; 1 to 256. */

@@ -6,12 +6,13 @@
 
 enum { MAX_BATCH = 4096, MAX_CHUNK = 4096, MAX_CONTEXT = 1 << 30, MAX_LANES = 16 };
 
-static int32_t check_params(const colibri_params *p, colibri_error *error) {
+static int32_t check_params(const colibri_model *model, const colibri_params *p, colibri_error *error) {
     TRY(status_range(error, "context", p->context, 1, MAX_CONTEXT));
     TRY(status_range(error, "max_batch", p->max_batch, 1, MAX_BATCH));
     TRY(status_range(error, "threads", p->threads, 1, THREADS_MAX));
     TRY(status_range(error, "chunk", p->chunk, 1, MAX_CHUNK));
     TRY(status_range(error, "pin", p->pin, 0, 1));
+    TRY(status_range(error, "expert_slots", p->expert_slots, 0, model->n_experts));
     TRY(status_range(error, "expert_policy", p->expert_policy, COLIBRI_LFRU, COLIBRI_LRU));
     TRY(status_range(error, "lanes", p->lanes, 1, MAX_LANES));
     FAIL_IF(p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0, error, ARGUMENT,
@@ -55,10 +56,12 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     plan->slot_bytes = context->experts.slot_bytes;
     plan->expert_slots = p->expert_slots;
     const uint64_t shared = weights_copied_bytes(model, p->expert_slots > 0), private = atomic_load(&model->private_bytes);
-    const uint64_t held = os_resident_bytes(), counted = private + model->info.model_bytes;
-    plan->process = held > counted ? held - counted : 0;
     plan->weights_resident = private;
     plan->weights_mapped = shared > private ? shared - private : 0;
+    /* Pages of files may be those of the weights: then they are counted already. */
+    const uint64_t files = os_resident_bytes(true), of_weights = files < plan->weights_mapped ? files : plan->weights_mapped;
+    const uint64_t held = os_resident_bytes(false), counted = private + model->info.model_bytes + (p->expert_slots > 0 ? 0 : of_weights);
+    plan->process = held > counted ? held - counted : 0;
     plan->model = model->info.model_bytes;
     plan->total_bytes = plan->process + plan->weights_mapped + plan->weights_resident + plan->model + plan->context_bytes;
 }
@@ -78,24 +81,20 @@ int32_t colibri_plan(const colibri_model *model, const colibri_params *given, co
     FAIL_IF(model == NULL || given == NULL || plan == NULL, error, ARGUMENT,
             "colibri_plan: expected a model, parameters and a place for the plan");
     colibri_params p = *given;
-    TRY(check_params(&p, error));
-    TRY(status_range(error, "expert_slots", p.expert_slots, 0, model->n_experts));
-    const uint64_t limit = p.memory_limit > 0 ? p.memory_limit : UINT64_MAX;
-    p.expert_slots = model->n_experts > 0;
+    const uint64_t limit = p.memory_limit > 0 ? p.memory_limit : UINT64_MAX, n_experts = (uint64_t)model->n_experts;
+    TRY(check_params(model, &p, error));
     TRY(count(model, &p, plan, error));
-    const uint64_t floor = plan->total_bytes, room = limit > floor ? limit - floor : 0;
-    p.expert_slots = given->expert_slots;
-    TRY(count(model, &p, plan, error));
-    if (plan->total_bytes > limit && p.expert_slots == 0 && model->n_experts > 0) {
-        const uint64_t more = room / (plan->slot_bytes + sizeof(struct place) + 64);
-        p.expert_slots = more < (uint64_t)model->n_experts ? (int32_t)more + 1 : model->n_experts;
+    if (plan->total_bytes > limit && p.expert_slots == 0 && n_experts > 0) {
+        p.expert_slots = 1;
+        TRY(count(model, &p, plan, error));
+        const uint64_t room = limit > plan->total_bytes ? limit - plan->total_bytes : 0;
+        const uint64_t more = room / (plan->slot_bytes + sizeof(struct place));
+        p.expert_slots = (int32_t)(more < n_experts ? more + 1 : n_experts);
         TRY(count(model, &p, plan, error));
     }
-    plan->floor_bytes = floor;
-    if (plan->total_bytes <= limit) return COLIBRI_OK;
-    return status_fail(error, COLIBRI_ERROR_MEMORY, "memory_limit: %" PRIu64 " bytes, needed are at least %" PRIu64 " (%" PRIu64 " with %d "
-                       "expert slots); raise it, or ask for a smaller context, chunk or max_batch", limit, floor, plan->total_bytes,
-                       plan->expert_slots);
+    FAIL_IF(plan->total_bytes > limit, error, MEMORY, "memory_limit: %" PRIu64 " bytes, needed are at least %" PRIu64 "; raise it, or ask "
+            "for a smaller context, chunk or max_batch, or fewer expert_slots", limit, plan->total_bytes);
+    return COLIBRI_OK;
 }
 
 /* The memory a context will live in: the caller's or a new reservation, refused early if it cannot become real. */

@@ -123,8 +123,7 @@ typedef struct colibri_memory_plan {
     uint64_t control;         /* the context itself, block tables, alignment */
     uint64_t context_bytes;   /* expert_cache + kv_cache + activations + sampling + threads + control: one reservation */
     uint64_t total_bytes;     /* process + weights_mapped + weights_resident + model + context_bytes */
-    uint64_t floor_bytes;     /* total_bytes with one slot, of a model without experts total_bytes: the least memory_limit */
-    uint64_t slot_bytes;      /* what one slot adds; 0: no experts */
+    uint64_t slot_bytes;      /* of the largest expert; 0: no experts. The least memory_limit is total_bytes with one slot */
     int32_t expert_slots;     /* 0: experts are read where the file is mapped or copied */
 } colibri_memory_plan;
 

@@ -65,7 +65,6 @@ class MemoryPlan:
     control: int
     context_bytes: int
     total_bytes: int
-    floor_bytes: int
     slot_bytes: int
     expert_slots: int
 
