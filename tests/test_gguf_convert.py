@@ -20,7 +20,7 @@ import pytest
 import checkpoints
 import colibri
 import gguf_files
-from colibri import cached, quantize
+from colibri import cached, memory, quantize
 from colibri.convert import convert, explain
 from colibri.convert.gguf import blocks
 from colibri.convert.gguf.blocks import HELD, Blocks
@@ -391,10 +391,10 @@ def test_the_cache_keeps_its_limit(tmp_path: Path, plain: Path, monkeypatch: pyt
     ],
 )
 def test_sizes(text: str, found: int) -> None:
-    assert cached.bytes_of("X", text) == found
+    assert memory.bytes_of("X", text) == found
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1 XB", "1e999", "nan", "1GiBs", "0x10"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ArgumentError, match="X: expected a size such as 20GiB"):
-        cached.bytes_of("X", text)
+        memory.bytes_of("X", text)

@@ -7,7 +7,7 @@ converted. Refuses: sampling parameters (sampling.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from colibri._native import Ids
 from colibri.errors import ArgumentError
+from colibri.memory import bytes_of
 
 IdList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
-RESIDENCIES = {"mapped": 0, "resident": 1}  # colibri_residency
+RESIDENCIES = {"mapped": 0, "resident": 1, "streamed": 2}  # colibri_residency
+POLICIES = {"lfru": 0, "lru": 1}  # colibri_expert_policy
 
 
 def bounded(name: str, value: object, high: int, *, optional: bool = True) -> int | None:
@@ -41,27 +43,39 @@ class Opening:
     context: int | None = None
     max_batch: int = 1
     chunk: int | None = None
-    residency: str = "mapped"
+    residency: str = "auto"
     prefetch: bool = True
     pin: bool = False
     progress: Callable[[int, int], object] | None = None  # bytes done, bytes in all
+    memory: int | str | None = None
+    expert_slots: int | None = None
+    expert_policy: str | None = None
+    lanes: int | None = None
 
     def __post_init__(self) -> None:
         self.counts()
+        self.memory_limit()
         for name in ("prefetch", "pin"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name}: expected True or False, found {getattr(self, name)!r}")
-        if not isinstance(self.residency, str) or self.residency not in RESIDENCIES:
-            raise ArgumentError(
-                f"residency: expected one of {', '.join(RESIDENCIES)}, found {self.residency!r}"
-            )
+        _one_of("residency", self.residency, ("auto", *RESIDENCIES))
+        if self.expert_policy is not None:
+            _one_of("expert_policy", self.expert_policy, POLICIES)
+        for name in ("expert_slots", "expert_policy", "lanes"):
+            value = getattr(self, name)
+            if value is not None and self.residency in ("mapped", "resident"):
+                raise ArgumentError(
+                    f"{name}={value!r} has no effect with residency={self.residency!r}: experts are not "
+                    "streamed"
+                )
         if self.progress is not None and not callable(self.progress):
             raise ArgumentError(
                 f"progress: expected a function of two numbers (bytes), found {self.progress!r}"
             )
-        if self.residency == "resident" and not self.prefetch:
+        if self.residency in ("resident", "streamed") and not self.prefetch:
             raise ArgumentError(
-                "prefetch=False has no effect with residency='resident', which copies the file at once"
+                f"prefetch=False has no effect with residency={self.residency!r}, which copies weights at "
+                "once"
             )
         if self.progress is not None and not self.prefetch:
             raise ArgumentError("progress has no effect with prefetch=False: no weights are brought in")
@@ -83,7 +97,24 @@ class Opening:
             "context": bounded("context", self.context, 2**30),
             "max_batch": bounded("max_batch", self.max_batch, 4096, optional=False),
             "chunk": bounded("chunk", self.chunk, 4096),
+            "expert_slots": bounded("expert_slots", self.expert_slots, 2**30),
+            "lanes": bounded("lanes", self.lanes, 16),
         }
+
+    def memory_limit(self) -> int:
+        """Bytes; 0: none was given."""
+        if self.memory is None:
+            return 0
+        if isinstance(self.memory, str):
+            return max(1, bytes_of("memory", self.memory))
+        limit = bounded("memory", self.memory, 2**62, optional=False)
+        assert limit is not None
+        return limit
+
+
+def _one_of(name: str, value: object, choices: Collection[str]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise ArgumentError(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
 
 
 def physical_cores() -> int:

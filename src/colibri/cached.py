@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from colibri.errors import ArgumentError, ModelIOError
+from colibri.errors import ModelIOError
+from colibri.memory import bytes_of
 
 DEFAULT_LIMIT = 100 << 30
-_UNITS = {"": 1, "B": 1} | {
-    name: factor**power
-    for power, letter in enumerate("KMGT", 1)
-    for name, factor in ((letter, 1024), (letter + "IB", 1024), (letter + "B", 1000))
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +41,6 @@ def cache_limit() -> int:
     """Bytes that the kept files may take: $COLIBRI_CACHE_LIMIT, such as 20GiB, or 100 GiB."""
     text = os.environ.get("COLIBRI_CACHE_LIMIT")
     return bytes_of("COLIBRI_CACHE_LIMIT", text) if text else DEFAULT_LIMIT
-
-
-def bytes_of(name: str, text: str) -> int:
-    """20GiB, 512M, 3e9 as bytes; K, M, G and T stand for KiB ... TiB."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]{1,2})?)\s*([A-Za-z]*)\s*", text)
-    unit = match[2].upper() if match else None
-    if match is None or unit not in _UNITS:
-        raise ArgumentError(f"{name}: expected a size such as 20GiB or 512M, found {text!r}")
-    return int(float(match[1]) * _UNITS[unit])
 
 
 def kept_models() -> list[Kept]:

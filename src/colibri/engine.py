@@ -21,7 +21,7 @@ from colibri import _native as native
 from colibri import chat as chat_template
 from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
-from colibri._native import Floats, Ids, MemoryPlan
+from colibri._native import Counts, Floats, Ids, MemoryPlan
 from colibri.arguments import IdList, Opening, checked_ids
 from colibri.cache import DEMO, is_source, resolve
 from colibri.drawing import drawer
@@ -29,6 +29,7 @@ from colibri.errors import ArgumentError, UnsupportedError
 from colibri.format import read_blobs
 from colibri.generate import Generation, NoText, Stream, Work
 from colibri.model_facts import config_of, text_rules
+from colibri.residency import Traffic
 from colibri.sampling import Options, Sampling
 from colibri.sequences import Progress, Sequences
 from colibri.tokenizer import Tokenizer
@@ -56,7 +57,11 @@ def load(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
-    residency: str = "mapped",
+    memory: int | str | None = None,
+    residency: str = "auto",
+    expert_slots: int | None = None,
+    expert_policy: str | None = None,
+    lanes: int | None = None,
     prefetch: bool = True,
     pin: bool = False,
     progress: Progress | None = None,
@@ -71,16 +76,37 @@ def load(
     experts, dense (attention, shared experts, dense feed-forward), output (embedding, output head): another
     type for these; an error for what is not converted. A conversion is announced to the logger "colibri",
     level INFO.
+    memory: most bytes that this process may hold, such as "4GiB" or a number; by default nine tenths of what
+    the machine, or its control group, has left. A limit that is too low raises MemoryPlanError, which names
+    what is needed.
     residency: "mapped" leaves the weights in the page cache and, with prefetch, reads them ahead in a thread
     while the model is in use already; "resident" copies them into private memory in huge pages first, which
-    is read faster and takes the memory twice until the page cache lets go. pin: each thread but the caller's
-    stays on a physical core of its own; more threads than cores are refused.
-    progress(done, total) is called while weights come in, in bytes: with "resident" before load() returns,
-    and what it raises comes out of load(); with "mapped" from the thread that reads ahead, also after load()
-    has returned. There it may close the model, and what it raises ends the reading ahead and is logged; the
-    model stays usable.
+    is read faster; "streamed" copies all but the routed experts, which are read into slots when tokens choose
+    them; "auto" is "mapped" where all fits, else "streamed". Model.residency says which it is. No choice
+    changes a result.
+    expert_slots: experts that are held, of all layers together; by default as many as `memory` allows.
+    expert_policy: whose slot is taken for another: "lfru" (default), of those used least often lately the one
+    used longest ago, or "lru", the one used longest ago. lanes: reads at the same time, 1 to 16, by default
+    4. Model.stats says what streaming costs. pin: each thread but the caller's stays on a physical core of
+    its own; more threads than cores are refused. progress(done, total) is called while weights come in, in
+    bytes: with "resident" and "streamed" before load() returns, and what it raises comes out of load(); with
+    "mapped" from the thread that reads ahead, also after load() has returned. There it may close the model,
+    and what it raises ends the reading ahead and is logged; the model stays usable.
     """
-    chosen = Opening(threads, context, max_batch, chunk, residency, prefetch, pin, progress)
+    chosen = Opening(
+        threads,
+        context,
+        max_batch,
+        chunk,
+        residency,
+        prefetch,
+        pin,
+        progress,
+        memory,
+        expert_slots,
+        expert_policy,
+        lanes,
+    )
     name = os.fspath(path)
     for key, value in (("type", type), ("experts", experts), ("dense", dense), ("output", output)):
         if value is not None and (name == DEMO or not is_source(Path(name))):
@@ -125,19 +151,21 @@ class Model:
                 info.context_length,
                 path.name,
             )
-        fetching = residency_rules.bring_in(handle, chosen, params)
-        opened.detach()
-        failed = weakref.finalize(self, _end, fetching, handle)  # until there is a context
-        self.memory: MemoryPlan = native.plan(handle, params)
         blobs = read_blobs(path)
         rules, self._rules, self._tokenizer = text_rules(blobs, self.config)
         self._defaults, self._end_ids = rules["defaults"], rules["eos_ids"]
         self._template_names = rules["special_tokens"]
         template = blobs.get("chat_template.jinja")
         self.chat_template = None if template is None else template.decode("utf-8", "replace")
-        context_handle = native.init(handle, params)
+        self.residency, params = residency_rules.decide(handle, chosen, params, sum(self.config["n_experts"]))
+        fetching = residency_rules.bring_in(handle, self.residency, chosen, params)
+        opened.detach()
+        failed = weakref.finalize(self, _end, fetching, handle)  # until there is a context
+        self.memory: MemoryPlan = native.plan(handle, params)
+        self._traffic = np.zeros((info.n_layers, 4), np.uint64)
+        context_handle = native.init(handle, params, self._traffic)
         failed.detach()
-        self._release = weakref.finalize(self, _end, fetching, handle, context_handle)
+        self._release = weakref.finalize(self, _end, fetching, handle, context_handle, self._traffic)
         self._sequences = Sequences(context_handle, params, info.n_vocab)
         self._end_reading = fetching
 
@@ -314,6 +342,11 @@ class Model:
         self._sequences.evaluate_alone([checked], read, [None], keep)
         return dict(sorted(found.items()))
 
+    @property
+    def stats(self) -> Traffic:
+        """What streamed experts have cost so far; nothing where no expert is streamed. A copy."""
+        return Traffic(self._sequences.rows, *self._traffic.T.copy())
+
     # --- life
 
     @property
@@ -393,7 +426,10 @@ def _read(stream: Stream) -> Generation:
 
 
 def _end(
-    fetching: Callable[[], None], model: native.ModelHandle, context: native.ContextHandle | None = None
+    fetching: Callable[[], None],
+    model: native.ModelHandle,
+    context: native.ContextHandle | None = None,
+    _traffic: Counts | None = None,  # the context adds to it as long as it lives
 ) -> None:
     fetching()
     if context is not None:

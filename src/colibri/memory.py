@@ -1,7 +1,7 @@
 """How much memory this process may still take, and what refusals of the system mean.
 
-Owns: the least of what the machine has and what its control group (a container's limit) leaves, as
-colibri_init asks again; its limit of addresses (ulimit -v). Refuses: taking memory.
+Owns: sizes as texts; the least of what the machine has and what its control group (a container's limit)
+leaves, as colibri_init asks again; its limit of addresses (ulimit -v). Refuses: taking memory.
 """
 
 from __future__ import annotations
@@ -11,9 +11,28 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from colibri.errors import ColibriError, MemoryPlanError, ModelIOError
+from colibri.errors import ArgumentError, ColibriError, MemoryPlanError, ModelIOError
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_UNITS = {"": 1, "B": 1} | {
+    name: factor**power
+    for power, letter in enumerate("KMGT", 1)
+    for name, factor in ((letter, 1024), (letter + "IB", 1024), (letter + "B", 1000))
+}
+
+
+def bytes_of(name: str, text: str) -> int:
+    """20GiB, 512M, 3e9 as bytes; K, M, G and T stand for KiB ... TiB."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][0-9]{1,2})?)\s*([A-Za-z]*)\s*", text)
+    unit = match[2].upper() if match else None
+    if match is None or unit not in _UNITS:
+        raise ArgumentError(f"{name}: expected a size such as 20GiB or 512M, found {text!r}")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def resident_bytes() -> int:
+    """What this process has in memory; 0 where the system does not tell."""
+    return 1024 * (_number(_PROC / "self" / "status", r"^VmRSS:\s+(\d+)") or 0)
 
 
 def available_bytes() -> int | None:

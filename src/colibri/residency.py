@@ -1,7 +1,7 @@
-"""Brings a model's weights into memory: ahead into the page cache, or at once into private memory.
+"""Where a model's weights are: what "auto" becomes, and how they get there.
 
-Owns: the thread that fetches, and that a copy is begun only if the context fits beside it. Refuses: copying;
-the library does it, and no choice here changes a result.
+Owns: the choice between mapped, resident and streamed; the thread that reads ahead; what streamed experts
+cost (Traffic). Refuses: copying; the library does it, and no choice here changes a result.
 """
 
 from __future__ import annotations
@@ -9,22 +9,123 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from colibri import _native as native
-from colibri.arguments import RESIDENCIES, Opening
-from colibri.errors import CancelledError, MemoryPlanError
-from colibri.memory import available_bytes
+from colibri._native import Counts
+from colibri.arguments import POLICIES, RESIDENCIES, Opening
+from colibri.errors import ArgumentError, CancelledError, MemoryPlanError
+from colibri.memory import available_bytes, resident_bytes
 
 _log = logging.getLogger("colibri")
+_SHARE = 0.9  # of the memory that the machine has left, which experts may take where no limit is given
 
 
-def bring_in(model: native.ModelHandle, chosen: Opening, params: native.Params) -> Callable[[], None]:
-    """Copies the weights now ("resident"), or starts to read them ahead ("mapped", unless prefetch is off).
-    What it returns ends the reading; call it before the model is closed, from any thread."""
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What streamed experts have cost since the model was opened. A use is of one expert by the rows that
+    are evaluated together in one layer."""
+
+    tokens: int  # rows evaluated
+    hits: Counts  # [n_layers] uses of experts that were in a slot
+    misses: Counts  # [n_layers] that had to be read
+    bytes_read: Counts  # [n_layers]
+    wait_ns: Counts  # [n_layers] nanoseconds that evaluations waited for reads
+
+    @property
+    def hit_rate(self) -> float:
+        """Of all layers; 0 before the first use."""
+        uses = int(self.hits.sum() + self.misses.sum())
+        return int(self.hits.sum()) / uses if uses else 0.0
+
+    @property
+    def bytes_per_token(self) -> float:
+        return int(self.bytes_read.sum()) / self.tokens if self.tokens else 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON: totals, and lists by layer."""
+        by_layer = {
+            name: getattr(self, name).tolist() for name in ("hits", "misses", "bytes_read", "wait_ns")
+        }
+        return {
+            "tokens": self.tokens,
+            "hit_rate": self.hit_rate,
+            "bytes_per_token": self.bytes_per_token,
+            "wait_seconds": int(self.wait_ns.sum()) / 1e9,
+            "layers": by_layer,
+        }
+
+
+def decide(
+    model: native.ModelHandle, chosen: Opening, params: native.Params, n_experts: int
+) -> tuple[str, native.Params]:
+    """The residency, and the parameters with as many slots as it takes; n_experts: of all layers together.
+    Raises MemoryPlanError where the limit is too low."""
+    kind, limit = chosen.residency, chosen.memory_limit()
+    if chosen.expert_slots is not None or (kind == "streamed" and n_experts == 0):
+        _check_slots(chosen.expert_slots, n_experts)
+        kind = "streamed"
+    params = replace(
+        params,
+        memory_limit=limit,
+        expert_slots=chosen.expert_slots or 0,
+        expert_policy=POLICIES[chosen.expert_policy or "lfru"],
+    )
+    if kind in ("mapped", "resident"):
+        _check_whole(kind, native.plan(model, replace(params, memory_limit=0)), limit)
+        return kind, params
+    if limit == 0 and chosen.expert_slots is None and (free := available_bytes()) is not None:
+        params = replace(params, memory_limit=int(_SHARE * free) + resident_bytes())
+    try:
+        slots = native.plan(model, params).expert_slots
+    except MemoryPlanError as error:
+        if kind == "streamed" or limit:
+            raise
+        _log.warning("more than memory holds, so the system reads pages as they are needed: %s", error)
+        slots = 0
+    if kind == "streamed" and slots == 0:
+        slots = n_experts
+    if slots == 0:
+        for name in ("expert_policy", "lanes"):
+            if (value := getattr(chosen, name)) is not None:
+                raise ArgumentError(
+                    f"{name}={value!r} has no effect: the model fits in memory, so no expert is streamed; "
+                    "leave it out, or give residency='streamed'"
+                )
+    return "streamed" if slots else "mapped", replace(params, expert_slots=slots, memory_limit=0)
+
+
+def _check_slots(slots: int | None, n_experts: int) -> None:
+    if n_experts == 0:
+        raise ArgumentError(
+            "residency='streamed' has no effect: the model has no routed experts; choose 'mapped' or "
+            "'resident'"
+        )
+    if slots is not None and slots > n_experts:
+        raise ArgumentError(
+            f"expert_slots: expected 1 to {n_experts}, the experts of all layers, found {slots}"
+        )
+
+
+def _check_whole(kind: str, plan: native.MemoryPlan, limit: int) -> None:
+    if limit and plan.total_bytes > limit:
+        raise MemoryPlanError(
+            f"memory: residency={kind!r} needs {plan.total_bytes:,} bytes, the limit is {limit:,}; raise it, "
+            "or leave residency out: what does not fit is streamed"
+        )
+
+
+def bring_in(
+    model: native.ModelHandle, kind: str, chosen: Opening, params: native.Params
+) -> Callable[[], None]:
+    """Copies the weights now ("resident", "streamed"), or starts to read them ahead ("mapped", unless
+    prefetch is off). What it returns ends the reading; call it before the model is closed, from any
+    thread."""
     progress = chosen.progress or _ignore
-    if chosen.residency == "resident":
-        _check_room(native.plan(model, params))
-        native.fetch(model, RESIDENCIES["resident"], progress)
+    if kind != "mapped":
+        if kind == "resident":
+            _check_room(native.plan(model, params))
+        native.fetch(model, RESIDENCIES[kind], progress)
         return _nothing
     if not chosen.prefetch:
         return _nothing

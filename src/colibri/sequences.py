@@ -27,6 +27,7 @@ class Sequences:
         self.lock = threading.RLock()
         self.cancels = 0  # calls of cancel(): work that began before the latest one ends
         self.measured = False  # profiling.measure() has given the context its arrays
+        self.rows = 0  # ids evaluated so far, those of sources too
         self.logits = np.empty(n_vocab, np.float32)  # of the last id given to hold()
         self._cancel_lock = (
             threading.Lock()
@@ -150,6 +151,7 @@ class Sequences:
         context, follow = self.context, progress or _nothing
         self._run(lambda: native.encode(context, sequence, source, progress=follow, routing=routing), began)
         self._sources[sequence] = source.tobytes()
+        self.rows += len(source)
         return True
 
     def _shared(self, sequence: int, ids: Ids, source: bytes) -> int:
@@ -197,6 +199,7 @@ class Sequences:
             lambda: native.evaluate(context, inputs, self._n_vocab, progress=progress, routing=routing),
             began,
         )
+        self.rows += sum(len(item.ids) for item in inputs)
 
     def _run(self, call: Callable[[], None], began: int) -> None:
         """One call of the library, which cancel() may end."""

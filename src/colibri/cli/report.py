@@ -35,12 +35,34 @@ OutputType = Annotated[
     typer.Option(metavar="TYPE", help="Another type for embedding and output head.", show_default=False),
 ]
 
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Most that this process may hold, such as 4GiB; what does not fit is streamed from disk.",
+        show_default=False,
+    ),
+]
 ResidencyKind = Annotated[
     str,
     typer.Option(
-        metavar="KIND", help="mapped: weights in the page cache; resident: a private copy in huge pages."
+        metavar="KIND",
+        help="mapped: weights in the page cache; resident: a private copy in huge pages; streamed: experts "
+        "are read when they are chosen; auto: mapped where all fits, else streamed.",
     ),
 ]
+ExpertSlots = Annotated[
+    int | None,
+    typer.Option(help="Streamed experts that are held at a time; none: as many as memory allows."),
+]
+ExpertPolicy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICY", help="Whose slot another expert takes: lfru (default), lru.", show_default=False
+    ),
+]
+ReadLanes = Annotated[int | None, typer.Option("--lanes", help="Reads of experts at the same time; none: 4.")]
 PinThreads = Annotated[
     bool, typer.Option("--pin", help="Keep each thread but the first on a physical core of its own.")
 ]

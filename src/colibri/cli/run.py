@@ -16,9 +16,13 @@ import typer
 
 from colibri.cli.report import (
     DenseType,
+    ExpertPolicy,
+    ExpertSlots,
     ExpertsType,
+    MemoryLimit,
     OutputType,
     PinThreads,
+    ReadLanes,
     ResidencyKind,
     bytes_text,
     note,
@@ -95,7 +99,11 @@ def run_model(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
-    residency: ResidencyKind = "mapped",
+    memory: MemoryLimit = None,
+    residency: ResidencyKind = "auto",
+    expert_slots: ExpertSlots = None,
+    expert_policy: ExpertPolicy = None,
+    lanes: ReadLanes = None,
     prefetch: Annotated[
         bool, typer.Option(help="Read mapped weights ahead, while the model is in use already.")
     ] = True,
@@ -131,7 +139,11 @@ def run_model(
     opening: dict[str, Any] = {
         "threads": threads,
         "context": context,
+        "memory": memory,
         "residency": residency,
+        "expert_slots": expert_slots,
+        "expert_policy": expert_policy,
+        "lanes": lanes,
         "prefetch": prefetch,
         "pin": pin,
     }
@@ -142,7 +154,7 @@ def run_model(
         prompt = _prompt(prompt)
     file = resolve_model(model, types)
     with progress_bar(f"reading {file.name}") as bar:
-        follow = None if residency == "mapped" else lambda done, total: bar(done, total, "")
+        follow = (lambda done, total: bar(done, total, "")) if prefetch else None
         opened = load(file, progress=follow, **opening)
     with opened:
         if chat:
@@ -282,8 +294,17 @@ def _show_stats(model: Model, results: list[Generation]) -> None:
         f"{last.finish_reason}"
     )
     note(f"engine    {model.isa}, threads {model.threads}, context {model.context}, seed {_seed(last)}")
+    if model.residency == "streamed":
+        traffic = model.stats
+        uses = int(traffic.hits.sum() + traffic.misses.sum())
+        note(
+            f"experts   {memory.expert_slots} of {sum(model.config['n_experts'])} in slots, hit rate "
+            f"{100 * traffic.hit_rate:.1f} % of {uses} uses, {bytes_text(int(traffic.bytes_per_token))} read "
+            f"per token, waited {int(traffic.wait_ns.sum()) / 1e9:.2f} s"
+        )
     note(
-        f"memory    {bytes_text(memory.total_bytes)} planned: weights "
+        f"memory    {bytes_text(memory.total_bytes)} planned ({model.residency}): process "
+        f"{bytes_text(memory.process)}, expert cache {bytes_text(memory.expert_cache)}, weights "
         f"{bytes_text(memory.weights_mapped)} mapped and {bytes_text(memory.weights_resident)} resident, "
         f"model {bytes_text(memory.model)}, KV cache {bytes_text(memory.kv_cache)}, activations "
         f"{bytes_text(memory.activations)}, sampling {bytes_text(memory.sampling)}, threads "
