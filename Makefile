@@ -97,15 +97,15 @@ build/$(1)/libcolibri.so: $$(CORE:%.c=build/$(1)/%.o)
 	@echo '  link     $$@'
 	@$$(or $$(CC_$(1)),$$(CC)) $$(FLAGS_$(1)) $$(CFLAGS) -shared -Wl,-soname,$$(SONAME) $$(LDFLAGS) $$^ $$(LIBS) -o $$@
 	@ln -sf libcolibri.so build/$(1)/$$(SONAME)
-build/$(1)/colibri_test build/$(1)/kernel_test: build/$(1)/%: build/$(1)/tests/c/%.o build/$(1)/libcolibri.a
+build/$(1)/colibri_test build/$(1)/stream_test build/$(1)/kernel_test: build/$(1)/%: build/$(1)/tests/c/%.o build/$(1)/libcolibri.a
 	@echo '  link     $$@'
 	@$$(or $$(CC_$(1)),$$(CC)) $$(FLAGS_$(1)) $$(CFLAGS) $$(LDFLAGS) $$^ $$(LIBS) -o $$@
--include $$(patsubst %.c,build/$(1)/%.d,$$(CORE) tests/c/colibri_test.c tests/c/kernel_test.c)
+-include $$(patsubst %.c,build/$(1)/%.d,$$(CORE) tests/c/colibri_test.c tests/c/stream_test.c tests/c/kernel_test.c)
 endef
 $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
 .SECONDARY:
 
-build/libcolibri.so build/libcolibri.a build/colibri_test build/kernel_test: build/%: build/release/%
+build/libcolibri.so build/libcolibri.a build/colibri_test build/stream_test build/kernel_test: build/%: build/release/%
 	@ln -sf release/$* $@
 
 .PHONY: lib debug colibri_test kernel_test kernel_test_simde kernel_test_neon example asan ubsan tsan

@@ -14,13 +14,19 @@ static int32_t cancelled(colibri_error *error) {
     return status_fail(error, COLIBRI_ERROR_CANCELLED, "evaluation was cancelled; the sequences are as before it");
 }
 
+/* A file that changes under an open model gives an error, not other tokens. */
+static int32_t check_file(const struct chunk *c, colibri_error *error) {
+    const struct os_file *const file = &c->model->container.file;
+    FAIL_IF(atomic_load(&c->model->private_bytes) < file->bytes && os_file_changed(file), error, IO,
+            "the model file was written to or cut off while the model was open; open it again");
+    return COLIBRI_OK;
+}
+
 /* Reports a finished layer; an answer other than 0, or colibri_cancel, ends the evaluation. */
 static int32_t report_layer(const struct chunk *c, struct watch *watch, colibri_error *error) {
     const colibri_observer *const o = watch->observer;
     watch->done += (uint64_t)c->n;
-    const struct os_file *const file = &c->model->container.file;
-    FAIL_IF(atomic_load(&c->model->private_bytes) < file->bytes && os_file_changed(file), error, IO,
-            "the model file was written to or cut off while the model was open; open it again");
+    TRY(check_file(c, error));
     if (atomic_load(watch->cancelled)) return cancelled(error);
     if (o != NULL && o->progress != NULL && o->progress(o->user, watch->done, watch->total) != 0) return cancelled(error);
     return COLIBRI_OK;
@@ -130,6 +136,7 @@ static void hand_over(struct chunk *c, int32_t first) {
 
 int32_t forward(struct chunk *c, bool source, struct watch *watch, colibri_error *error) {
     const int32_t n_layers = c->config->n_layers, encoder = c->config->n_encoder_layers, end = source ? encoder : n_layers;
+    TRY(check_file(c, error));
     threads_run(c->threads, embed_item, c, c->n, row_bytes(c->n, 4 * (int64_t)c->config->n_embd + 32 * c->config->rope_dim));
     profile_mark(&c->profile, n_layers, COLIBRI_PHASE_EMBED);
     for (c->layer = source ? 0 : encoder; c->layer < end; c->layer++) {
@@ -144,6 +151,7 @@ int32_t forward(struct chunk *c, bool source, struct watch *watch, colibri_error
         return COLIBRI_OK;
     }
     output_head(c);
+    TRY(check_file(c, error));
     const int32_t status = check_logits(c, error);
     profile_mark(&c->profile, n_layers, COLIBRI_PHASE_OUTPUT);
     return status;

@@ -1,0 +1,312 @@
+/* stream_test.c: streamed experts from C, with reads that fail. Loads a MoE model and checks
+ *   slots     the same logits as mapped, for 1 slot, one token's demand, half and all, both policies, many lanes
+ *   counts    what colibri_traffic says fits together: uses do not depend on slots, bytes are those of misses
+ *   memory    slots in a buffer of exactly the planned size: nothing written outside, all wiped by colibri_free
+ *   reads     interrupted, short, or refused past the page cache: the same logits
+ *   faults    for every n the n-th read fails: an error, sequences as they were, and the same logits when asked again
+ *   file      cut off, or written to, while it is open: an error
+ *   threads   contexts of several threads on one model, some of them streamed: the same logits
+ *
+ *   stream_test MODEL.colibri SCRATCH_FILE    (a copy of the model is made there and removed)
+ *
+ * It defines pread itself: the engine's reads come through here. */
+#define _GNU_SOURCE
+#include "../../core/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { N = 24, THREADS = 4 };
+
+/* What happens to reads: the n-th one fails with an errno (0: none does), or each in a way. */
+enum manner { PLAIN, INTERRUPTED, SHORT, ODD, NOT_DIRECT };
+static _Atomic long n_reads, n_fails_at;
+static _Atomic int manner, fails_with;
+
+ssize_t pread(int descriptor, void *to, size_t bytes, off_t from) {
+    const long n = atomic_fetch_add(&n_reads, 1) + 1;
+    const int how = atomic_load(&manner);
+    if (atomic_load(&n_fails_at) == n || (how == INTERRUPTED && n % 2 == 1)) {
+        errno = how == INTERRUPTED ? EINTR : atomic_load(&fails_with);
+        return errno == 0 ? 0 : -1; /* 0: as if the file ended here */
+    }
+    if (how == NOT_DIRECT && (fcntl(descriptor, F_GETFL) & O_DIRECT) != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    if (how == SHORT && bytes > OS_PAGE) bytes = OS_PAGE;
+    if (how == ODD && bytes > 1000) bytes = (fcntl(descriptor, F_GETFL) & O_DIRECT) != 0 ? 512 : 777;
+    return syscall(SYS_pread64, descriptor, to, bytes, from);
+}
+
+static int failures;
+
+static void check(int good, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    printf("%s  ", good ? "  ok  " : " FAIL ");
+    vprintf(format, arguments);
+    printf("\n");
+    va_end(arguments);
+    if (!good) failures++;
+}
+
+static _Noreturn void stop(const char *what, const char *why) {
+    fprintf(stderr, "stream_test: %s: %s\n", what, why);
+    exit(1);
+}
+
+static void *take(size_t bytes) {
+    void *const memory = aligned_alloc(OS_PAGE, (bytes + OS_PAGE - 1) / OS_PAGE * OS_PAGE);
+    if (memory == NULL) stop("memory", "the system refused it");
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+static colibri_model *open_model(const char *path) {
+    colibri_model *model;
+    colibri_error error;
+    if (colibri_open(path, &model, &error) != COLIBRI_OK) stop("colibri_open", error.text);
+    return model;
+}
+
+static colibri_params params_of(const colibri_model *model, int32_t slots, colibri_traffic *traffic) {
+    colibri_params params;
+    colibri_default_params(model, &params);
+    params.context = params.context < 64 ? params.context : 64;
+    params.threads = 2;
+    params.chunk = 16; /* the prompt comes in two chunks */
+    params.expert_slots = slots;
+    params.traffic = traffic;
+    return params;
+}
+
+static colibri_context *start(colibri_model *model, const colibri_params *params) {
+    colibri_context *context;
+    colibri_error error;
+    if (colibri_init(model, params, &context, &error) != COLIBRI_OK) stop("colibri_init", error.text);
+    return context;
+}
+
+/* A prompt of N ids in two evaluations and two ids one by one; logits [4][n_vocab] */
+static int32_t evaluate(colibri_context *context, float *logits) {
+    const int32_t n_vocab = context->model->info.n_vocab, parts[] = {1, N - 1, 1, 1};
+    int32_t ids[N + 2], at = 0;
+    for (int32_t i = 0; i < N + 2; i++) ids[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)context->model->info.n_vocab_used);
+    if (context->model->config.n_encoder_layers > 0) TRY(colibri_encode(context, 0, ids, 8, NULL));
+    for (int i = 0; i < 4; at += parts[i++]) {
+        const colibri_input input = {.n_ids = parts[i], .ids = ids + at, .n_logits = 1, .logits = logits + (size_t)i * (size_t)n_vocab};
+        TRY(colibri_evaluate(context, &input, 1, NULL));
+    }
+    return COLIBRI_OK;
+}
+
+struct reference {
+    colibri_model *model;
+    float *logits;
+    size_t bytes;
+};
+
+/* Whether a context with these parameters gives the same logits. */
+static bool same(const struct reference *mapped, const colibri_params *params) {
+    float *const logits = take(mapped->bytes);
+    colibri_context *const context = start(mapped->model, params);
+    const bool good = evaluate(context, logits) == COLIBRI_OK && memcmp(logits, mapped->logits, mapped->bytes) == 0;
+    if (!good) printf("        %s\n", colibri_last_error(context)->text);
+    colibri_free(context);
+    free(logits);
+    return good;
+}
+
+static void check_slots(const struct reference *mapped) {
+    const colibri_model *const model = mapped->model;
+    const int32_t n_layers = model->info.n_layers, all = model->n_experts, counts[] = {1, model->info.n_experts_used, (all + 3) / 4, (all + 1) / 2, all};
+    uint64_t uses_of_one = 0;
+    for (int i = 0; i < 10; i++) {
+        colibri_traffic *const traffic = take((size_t)n_layers * sizeof *traffic), sum = {0};
+        colibri_params params = params_of(model, counts[i / 2], traffic);
+        params.expert_policy = i % 2;
+        params.lanes = i % 3 == 0 ? 1 : i % 3 * 8;
+        const bool good = same(mapped, &params);
+        for (int32_t layer = 0; layer < n_layers; layer++) {
+            sum.hits += traffic[layer].hits;
+            sum.misses += traffic[layer].misses;
+            sum.bytes_read += traffic[layer].bytes_read;
+        }
+        if (i == 0) uses_of_one = sum.hits + sum.misses;
+        check(good, "slots: %d of %d, policy %d, %d lanes: same logits (%llu hits, %llu misses)", params.expert_slots, all, i % 2,
+              params.lanes, (unsigned long long)sum.hits, (unsigned long long)sum.misses);
+        check(sum.hits + sum.misses == uses_of_one && sum.misses >= 1 && sum.bytes_read == sum.misses * ffn_bytes(&model->experts[0]),
+              "counts: %llu uses, bytes are those of the misses", (unsigned long long)uses_of_one);
+        check(params.expert_slots < all || sum.misses <= (uint64_t)all, "counts: with all slots no expert is read twice");
+        free(traffic);
+    }
+}
+
+static void check_memory(const struct reference *mapped, int32_t slots) {
+    enum { PATTERN = 0xa5 };
+    colibri_params params = params_of(mapped->model, slots, NULL);
+    colibri_memory_plan plan;
+    colibri_error error;
+    if (colibri_plan(mapped->model, &params, &plan, &error) != COLIBRI_OK) stop("colibri_plan", error.text);
+    check(plan.expert_slots == slots && plan.expert_cache >= (uint64_t)slots * plan.slot_bytes &&
+              plan.context_bytes == plan.control + plan.threads + plan.activations + plan.sampling + plan.kv_cache + plan.expert_cache,
+          "memory: the plan's categories add up to %llu bytes", (unsigned long long)plan.context_bytes);
+    uint8_t *const buffer = take(plan.context_bytes + 2 * OS_PAGE);
+    memset(buffer, PATTERN, plan.context_bytes + 2 * OS_PAGE);
+    params.memory = buffer + OS_PAGE;
+    params.memory_bytes = plan.context_bytes;
+    colibri_context *const context = start(mapped->model, &params);
+    float *const logits = take(mapped->bytes);
+    check(evaluate(context, logits) == COLIBRI_OK && memcmp(logits, mapped->logits, mapped->bytes) == 0, "memory: same logits in the caller's");
+    const uint8_t *const slot = context->experts.memory;
+    const int32_t filled = context->experts.n_filled;
+    const uint8_t before = slot[0];
+    const struct ffn_weights *const held = &mapped->model->experts[context->experts.places[0].expert];
+    check(memcmp(slot, held->gate.data, ffn_bytes(held)) == 0, "memory: a slot holds its expert as it lies in the file (byte 0: %d)", before);
+    colibri_free(context);
+    uint64_t left = 0, outside = 0;
+    for (uint64_t i = 0; i < (uint64_t)filled * plan.slot_bytes; i++) left += slot[i] != 0;
+    for (uint64_t i = 0; i < OS_PAGE; i++) outside += buffer[i] != PATTERN || buffer[OS_PAGE + plan.context_bytes + i] != PATTERN;
+    for (uint64_t i = 0; i + 64 <= plan.context_bytes && filled > 0; i += 64) left += memcmp(buffer + OS_PAGE + i, held->gate.data, 64) == 0;
+    check(left == 0 && outside == 0, "memory: %llu bytes of %d slots survive colibri_free, %llu were written outside", (unsigned long long)left,
+          filled, (unsigned long long)outside);
+    free(buffer);
+    free(logits);
+}
+
+static void check_reads(const struct reference *mapped) {
+    const char *const names[] = {"plain", "interrupted", "short", "odd", "refused past the page cache"};
+    const colibri_params params = params_of(mapped->model, 2, NULL);
+    for (int i = PLAIN; i <= NOT_DIRECT; i++) {
+        atomic_store(&manner, i);
+        check(same(mapped, &params), "reads: %s: same logits", names[i]);
+    }
+    atomic_store(&manner, PLAIN);
+}
+
+static void check_faults(const struct reference *mapped) {
+    const int errors[] = {EIO, 0, EBADF};
+    const colibri_params params = params_of(mapped->model, 2, NULL);
+    float *const logits = take(mapped->bytes);
+    long tried = 0, wrong = 0;
+    for (long at = 1;; at++, tried++) {
+        colibri_context *const context = start(mapped->model, &params);
+        atomic_store(&fails_with, errors[at % 3]);
+        atomic_store(&n_reads, 0);
+        atomic_store(&n_fails_at, at);
+        const int32_t status = evaluate(context, logits);
+        atomic_store(&n_fails_at, 0);
+        /* A read that is refused past the page cache is tried through it: only one in two is a fault. */
+        const bool good = status == COLIBRI_OK ? memcmp(logits, mapped->logits, mapped->bytes) == 0
+                                               : status == COLIBRI_ERROR_IO && strstr(colibri_last_error(context)->text, "read") != NULL;
+        const int32_t held = colibri_position(context, 0);
+        const bool whole = held == 0 || held == 1 || held == N || held == N + 1 || held == N + 2;
+        colibri_rewind(context, 0, 0);
+        const bool again = evaluate(context, logits) == COLIBRI_OK && memcmp(logits, mapped->logits, mapped->bytes) == 0;
+        wrong += !good || !whole || !again;
+        colibri_free(context);
+        if (atomic_load(&n_reads) < at) break;
+    }
+    check(wrong == 0 && tried > 10, "faults: %ld of %ld single failed reads went wrong", wrong, tried);
+    free(logits);
+}
+
+static void copy_file(const char *from, const char *to) {
+    FILE *const in = fopen(from, "rb"), *const out = fopen(to, "wb");
+    char part[65536];
+    if (in == NULL || out == NULL) stop(to, "cannot be written");
+    for (size_t n; (n = fread(part, 1, sizeof part, in)) > 0;) {
+        if (fwrite(part, 1, n, out) != n) stop(to, "cannot be written");
+    }
+    fclose(in);
+    if (fclose(out) != 0) stop(to, "cannot be written");
+}
+
+static int32_t nothing(void *user, uint64_t done, uint64_t total) {
+    (void)user, (void)done, (void)total;
+    return 0;
+}
+
+static void check_file(const char *path, const char *scratch, const struct reference *mapped) {
+    for (int written = 0; written <= 1; written++) {
+        copy_file(path, scratch);
+        colibri_model *const model = open_model(scratch);
+        const colibri_params params = params_of(model, 2, NULL);
+        colibri_error error;
+        if (colibri_fetch(model, COLIBRI_STREAMED, nothing, NULL, &error) != COLIBRI_OK) stop("colibri_fetch", error.text);
+        colibri_context *const context = start(model, &params);
+        const int descriptor = open(scratch, O_WRONLY);
+        const off_t bytes = (off_t)model->info.file_bytes;
+        usleep(20000); /* clocks of file systems are coarse */
+        if (written ? pwrite(descriptor, "x", 1, bytes - 1) != 1 : ftruncate(descriptor, bytes / 2) != 0) stop(scratch, "cannot be changed");
+        close(descriptor);
+        float *const logits = take(mapped->bytes);
+        const int32_t status = evaluate(context, logits);
+        check(status == COLIBRI_ERROR_IO, "file: %s: %s", written ? "written to" : "cut off", colibri_last_error(context)->text);
+        free(logits);
+        colibri_free(context);
+        colibri_close(model);
+    }
+    unlink(scratch);
+}
+
+struct job {
+    const struct reference *mapped;
+    int32_t slots;
+    bool good;
+};
+
+static void *work(void *argument) {
+    struct job *const job = argument;
+    const colibri_params params = params_of(job->mapped->model, job->slots, NULL);
+    job->good = same(job->mapped, &params) && same(job->mapped, &params);
+    return NULL;
+}
+
+static void check_threads(const struct reference *mapped) {
+    pthread_t threads[THREADS];
+    struct job jobs[THREADS];
+    colibri_error error;
+    for (int32_t i = 0; i < THREADS; i++) {
+        jobs[i] = (struct job){.mapped = mapped, .slots = i * 2};
+        if (pthread_create(&threads[i], NULL, work, &jobs[i]) != 0) stop("pthread_create", "refused");
+    }
+    const int32_t fetched = colibri_fetch(mapped->model, COLIBRI_STREAMED, nothing, NULL, &error);
+    for (int32_t i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        check(jobs[i].good, "threads: context %d with %d slots: same logits", i, jobs[i].slots);
+    }
+    check(fetched == COLIBRI_OK, "threads: weights were copied meanwhile");
+}
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IONBF, 0);
+    if (argc != 3) stop("usage", "stream_test MODEL.colibri SCRATCH_FILE");
+    struct reference mapped = {.model = open_model(argv[1])};
+    if (mapped.model->n_experts < 6) stop(argv[1], "it has too few routed experts");
+    mapped.bytes = 4 * (size_t)mapped.model->info.n_vocab * sizeof(float);
+    mapped.logits = take(mapped.bytes);
+    const colibri_params params = params_of(mapped.model, 0, NULL);
+    colibri_context *const context = start(mapped.model, &params);
+    if (evaluate(context, mapped.logits) != COLIBRI_OK) stop("colibri_evaluate", colibri_last_error(context)->text);
+    colibri_free(context);
+    check_slots(&mapped);
+    check_memory(&mapped, 1);
+    check_memory(&mapped, mapped.model->n_experts);
+    check_reads(&mapped);
+    check_faults(&mapped);
+    check_file(argv[1], argv[2], &mapped);
+    check_threads(&mapped);
+    free(mapped.logits);
+    colibri_close(mapped.model);
+    printf(failures == 0 ? "all good\n" : "%d checks failed\n", failures);
+    return failures != 0;
+}
