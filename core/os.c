@@ -14,27 +14,24 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-/* Maps a file where huge pages could lie, so that os_make_private can put some there. NULL: errno says why not. */
-static const void *map_aligned(int descriptor, uint64_t bytes) {
-    if (bytes > SIZE_MAX - 2 * (uint64_t)OS_HUGE_PAGE) {
-        errno = ENOMEM;
-        return NULL;
-    }
-    const size_t taken = (((size_t)bytes + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1)) + OS_HUGE_PAGE;
-    uint8_t *const space = mmap(NULL, taken, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (space == MAP_FAILED) return NULL;
-    uint8_t *const start = space + (OS_HUGE_PAGE - (uintptr_t)space % OS_HUGE_PAGE) % OS_HUGE_PAGE;
-    uint8_t *const end = start + taken - OS_HUGE_PAGE;
-    void *const data = mmap(start, (size_t)bytes, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0);
+/* Address space that a mapping takes so that it can begin where a huge page may. */
+static size_t space_bytes(uint64_t bytes) {
+    return (((size_t)bytes + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1)) + OS_HUGE_PAGE;
+}
+
+static const void *map_aligned(int descriptor, uint64_t bytes, void **space) {
+    errno = ENOMEM;
+    if (bytes > SIZE_MAX - 2 * (uint64_t)OS_HUGE_PAGE) return NULL;
+    *space = mmap(NULL, space_bytes(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (*space == MAP_FAILED) return NULL;
+    uint8_t *const start = (uint8_t *)*space + -(uintptr_t)*space % OS_HUGE_PAGE;
+    if (mmap(start, (size_t)bytes, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED) return start;
     const int reason = errno;
-    if (start > space) munmap(space, (size_t)(start - space));
-    if (space + taken > end) munmap(end, (size_t)(space + taken - end));
-    errno = reason;
-    if (data != MAP_FAILED) return data;
-    munmap(start, (size_t)(end - start));
+    munmap(*space, space_bytes(bytes));
     errno = reason;
     return NULL;
 }
@@ -49,7 +46,8 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     struct stat status;
     const bool regular = fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
     const uint64_t bytes = regular ? (uint64_t)status.st_size : 0;
-    const void *const data = bytes > 0 ? map_aligned(descriptor, bytes) : NULL;
+    void *space;
+    const void *const data = bytes > 0 ? map_aligned(descriptor, bytes, &space) : NULL;
     const int reason = errno;
     if (data == NULL) close(descriptor);
     FAIL_IF(!regular, error, IO, "'%s' is not a regular file; expected a .colibri file", path);
@@ -57,13 +55,13 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     FAIL_IF(data == NULL, error, IO, "cannot map '%s': %s", path, strerror(reason));
     char same[64]; /* the path may be another file's by now */
     snprintf(same, sizeof same, "/proc/self/fd/%d", descriptor);
-    *file = (struct os_file){data, bytes, descriptor, open(same, O_RDONLY | O_CLOEXEC | O_DIRECT), written_ns(&status)};
+    *file = (struct os_file){data, bytes, space, descriptor, open(same, O_RDONLY | O_CLOEXEC | O_DIRECT), written_ns(&status)};
     return COLIBRI_OK;
 }
 
 void os_unmap_file(struct os_file *file) {
     if (file->data == NULL) return;
-    munmap((void *)(uintptr_t)file->data, (size_t)file->bytes);
+    munmap(file->space, space_bytes(file->bytes));
     close(file->descriptor);
     if (file->direct >= 0) close(file->direct);
     *file = (struct os_file){0};
@@ -77,12 +75,17 @@ bool os_file_changed(const struct os_file *file) {
 int32_t os_read(const struct os_file *file, uint64_t from, void *to, uint64_t bytes) {
     bool direct = file->direct >= 0;
     for (uint64_t done = 0; done < bytes;) {
-        const size_t left = (size_t)(bytes - done + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1);
+        struct iovec part = {(uint8_t *)to + done, (size_t)(bytes - done + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1)};
+        const off_t at = (off_t)(from + done);
+        ssize_t n = preadv2(file->descriptor, &part, 1, at, RWF_NOWAIT);
         direct = direct && done % OS_PAGE == 0;
-        const ssize_t n = pread(direct ? file->direct : file->descriptor, (uint8_t *)to + done, left, (off_t)(from + done));
-        if (n > 0) done += (uint64_t)n;
-        else if (n == 0 || (errno != EINTR && !direct)) return n == 0 ? ENODATA : errno;
-        else direct = direct && errno == EINTR; /* refused here: through the page cache */
+        if (n <= 0 && direct) n = pread(file->direct, part.iov_base, part.iov_len, at);
+        if (n == 0 || (n < 0 && errno != EINTR)) {
+            direct = false;
+            n = pread(file->descriptor, part.iov_base, part.iov_len, at);
+        }
+        if (n == 0 || (n < 0 && errno != EINTR)) return n == 0 ? ENODATA : errno;
+        done += n > 0 ? (uint64_t)n : 0;
     }
     return 0;
 }
@@ -98,7 +101,7 @@ void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes) {
 
 int32_t os_make_private(const struct os_file *file, uint64_t from, uint64_t bytes, colibri_error *error) {
     uint8_t *const target = (uint8_t *)(uintptr_t)file->data + from;
-    const size_t size = ((size_t)bytes + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1), taken = size + OS_HUGE_PAGE;
+    const size_t taken = space_bytes(bytes), size = taken - OS_HUGE_PAGE;
     uint8_t *const space = mmap(NULL, taken, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     FAIL_IF(space == MAP_FAILED, error, MEMORY, "the system refused memory for a copy of the weights at byte %llu; the others stay "
             "mapped", (unsigned long long)from);
@@ -208,34 +211,31 @@ static int core_leader(int cpu) {
     return first < 0 || first >= CPU_SETSIZE ? cpu : (int)first;
 }
 
-/* One allowed CPU of each physical core. */
-static void allowed_cores(cpu_set_t *cores) {
+/* How many physical cores the affinity mask has; *cpu: a CPU of the index-th, -1 beyond the last. */
+static int32_t cores(int32_t index, int32_t *cpu) {
     cpu_set_t allowed, leaders;
-    CPU_ZERO(cores);
+    int32_t count = 0;
+    *cpu = -1;
     CPU_ZERO(&leaders);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed)) continue;
-        const int leader = core_leader(cpu);
-        if (CPU_ISSET(leader, &leaders)) continue;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;
+    for (int at = 0; at < CPU_SETSIZE; at++) {
+        const int leader = CPU_ISSET(at, &allowed) ? core_leader(at) : -1;
+        if (leader < 0 || CPU_ISSET(leader, &leaders)) continue;
         CPU_SET(leader, &leaders);
-        CPU_SET(cpu, cores);
+        if (count++ == index) *cpu = at;
     }
+    return count;
 }
 
 int32_t os_core_cpu(int32_t index) {
-    cpu_set_t cores;
-    allowed_cores(&cores);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &cores) && index-- == 0) return cpu;
-    }
-    return -1;
+    int32_t cpu;
+    cores(index, &cpu);
+    return cpu;
 }
 
 int32_t os_core_count(void) {
-    cpu_set_t cores;
-    allowed_cores(&cores);
-    int64_t count = CPU_COUNT(&cores) > 0 ? CPU_COUNT(&cores) : sysconf(_SC_NPROCESSORS_ONLN);
+    int32_t unused;
+    int64_t count = cores(-1, &unused);
     int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", ""), period;
     if (quota >= 0) {
         char key[32];

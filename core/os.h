@@ -11,6 +11,7 @@ enum { OS_PAGE = 4096, OS_HUGE_PAGE = 2 * 1024 * 1024 };
 struct os_file {
     const uint8_t *data; /* read-only mapping of the whole file */
     uint64_t bytes;
+    void *space;         /* that it was mapped into */
     int32_t descriptor;
     int32_t direct;      /* the same file, read past the page cache; -1: the system has no such way to it */
     int64_t changed_ns;  /* when it was last written, at the time it was opened */
@@ -22,8 +23,8 @@ void os_unmap_file(struct os_file *file);
 void os_prefetch(const struct os_file *file, uint64_t from, uint64_t bytes);
 /* Whether somebody has written to the file, or cut it, since it was opened. */
 bool os_file_changed(const struct os_file *file);
-/* Reads a part of the file, past the page cache where that works; up to the next page more may be written. `from` and `to` are
- * multiples of OS_PAGE. Returns 0 or an errno; ENODATA: the file ends before. */
+/* Reads a part of the file: what the page cache holds from there, the rest past it where the system lets us. Up to the next page
+ * more may be written. `from` and `to` are multiples of OS_PAGE. Returns 0 or an errno; ENODATA: the file ends before. */
 int32_t os_read(const struct os_file *file, uint64_t from, void *to, uint64_t bytes);
 /* Puts a private copy in huge pages (where the system grants them) in the place of a part of a mapped file, at the same
  * address, while others may read there. `from` is a multiple of OS_PAGE. */

@@ -72,8 +72,7 @@ static int32_t count(const colibri_model *model, const colibri_params *p, colibr
     void *stacks[2];
     layout(model, p, &scratch, &arena, stacks, plan);
     FAIL_IF(arena.overflow || arena.used > (uint64_t)1 << 62, error, MEMORY,
-            "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context, p->max_batch,
-            p->chunk);
+            "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context, p->max_batch, p->chunk);
     return COLIBRI_OK;
 }
 
@@ -101,21 +100,15 @@ int32_t colibri_plan(const colibri_model *model, const colibri_params *given, co
 static int32_t find_memory(const colibri_params *p, uint64_t bytes, void **memory, colibri_error *error) {
     if (p->memory != NULL) {
         *memory = p->memory;
-        if (p->memory_bytes >= bytes) return COLIBRI_OK;
-        return status_fail(error, COLIBRI_ERROR_MEMORY, "memory_bytes: expected at least %" PRIu64 ", found %" PRIu64, bytes,
-                           p->memory_bytes);
+        FAIL_IF(p->memory_bytes < bytes, error, MEMORY, "memory_bytes: expected at least %" PRIu64 ", found %" PRIu64, bytes, p->memory_bytes);
+        return COLIBRI_OK;
     }
     const uint64_t available = os_available_bytes();
     *memory = bytes <= available ? os_reserve(bytes) : NULL;
-    if (*memory != NULL) return COLIBRI_OK;
-    FAIL_IF(bytes <= available, error, MEMORY,
-            "the system refused %" PRIu64 " bytes for the context (context %d x max_batch %d, chunk %d); a limit of this "
-            "process (ulimit -v) is lower; raise it or ask for a smaller context", bytes, p->context, p->max_batch,
-            p->chunk);
-    return status_fail(error, COLIBRI_ERROR_MEMORY,
-                       "the context needs %" PRIu64 " bytes (context %d x max_batch %d, chunk %d), available are %" PRIu64
-                       "; ask for a smaller context",
-                       bytes, p->context, p->max_batch, p->chunk, available);
+    FAIL_IF(*memory == NULL, error, MEMORY, "the context needs %" PRIu64 " bytes (context %d x max_batch %d, chunk %d, %d expert slots), available "
+            "are %" PRIu64 "%s; ask for less", bytes, p->context, p->max_batch, p->chunk, p->expert_slots, available,
+            bytes <= available ? ", but a limit of this process (ulimit -v) is lower" : "");
+    return COLIBRI_OK;
 }
 
 int32_t colibri_default_params(const colibri_model *model, colibri_params *params) {

@@ -368,10 +368,9 @@ static int32_t check_fetch(const colibri_model *model, int32_t residency, uint64
     TRY(status_range(error, "residency", residency, COLIBRI_MAPPED, COLIBRI_STREAMED));
     FAIL_IF(copied > 0 && residency != COLIBRI_MAPPED && residency != (atomic_load(&model->streamed) ? COLIBRI_STREAMED : COLIBRI_RESIDENT), error, ARGUMENT,
             "residency: %" PRIu64 " bytes of the weights have been copied in another way already; open the file once more", copied);
-    if (needed <= available + copied) return COLIBRI_OK;
-    return status_fail(error, COLIBRI_ERROR_MEMORY,
-                       "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped: that needs no fetching, or "
-                       "give a memory limit", needed, available);
+    FAIL_IF(needed > available + copied, error, MEMORY, "the weights take %" PRIu64 " bytes, available are %" PRIu64 "; leave them mapped: "
+            "that needs no fetching, or give a memory limit", needed, available);
+    return COLIBRI_OK;
 }
 
 static int32_t fetch(colibri_model *model, int32_t residency, int32_t (*progress)(void *user, uint64_t done, uint64_t total),
