@@ -1,6 +1,8 @@
 /* experts.c: the cache of routed experts. Owns its slots, which expert leaves for another, and the reads; refuses nothing:
- * a cache of one slot works, turn by turn. LRU: who was used longest ago leaves. LFRU: of those used least often, who was
- * used longest ago. A ring for each number of uses keeps both O(1). */
+ * a cache of one slot works, turn by turn. A turn is the use of some experts of a layer; they stay in their slots meanwhile.
+ * LRU: the expert used longest ago leaves. LFRU: a use counts, up to 31; now and then all counts are halved; experts whose
+ * counts have as many binary digits are on a level; of the lowest level leaves who was used last: layers come in turn, so
+ * that the layers just left are needed last. A ring of places for each level keeps both O(1). */
 #include "experts.h"
 
 #include <string.h>
@@ -23,7 +25,7 @@ void experts_layout(struct experts *e, struct arena *arena, const colibri_model 
         const uint64_t bytes = (ffn_bytes(&model->experts[i]) + OS_PAGE - 1) & ~(uint64_t)(OS_PAGE - 1);
         if (bytes > e->slot_bytes) e->slot_bytes = bytes;
     }
-    e->places = arena_take(arena, slots > 0 ? slots + EXPERT_USES : 0, sizeof *e->places);
+    e->places = arena_take(arena, slots > 0 ? slots + EXPERT_LEVELS : 0, sizeof *e->places);
     e->slot_of = arena_take(arena, all, sizeof *e->slot_of);
     e->uses = arena_take(arena, all, sizeof *e->uses);
     e->groups = arena_take(arena, groups, sizeof *e->groups);
@@ -36,82 +38,65 @@ void experts_memory(struct experts *e, struct arena *arena) {
     e->memory = arena_take(arena, (uint64_t)e->n_slots, e->slot_bytes);
 }
 
-/* Puts the places of the ring `from` behind those of the ring `to`: as if they had been used later. */
+/* Puts a place, or those of the ring `from`, behind those of the ring `to`: as if they had been used later. */
 static void join(struct experts *e, int32_t from, int32_t to) {
     struct place *const a = &e->places[from], *const b = &e->places[to];
-    if (from == to || a->newer == from) return;
-    e->places[b->older].newer = a->newer;
-    e->places[a->newer].older = b->older;
-    e->places[a->older].newer = to;
-    b->older = a->older;
-    a->older = a->newer = from;
+    const int32_t first = from < e->n_slots ? from : a->newer, last = from < e->n_slots ? from : a->older;
+    if (first == from && from >= e->n_slots) return;
+    e->places[b->older].newer = first;
+    e->places[first].older = b->older;
+    e->places[last].newer = to;
+    b->older = last;
+    if (from >= e->n_slots) a->older = a->newer = from;
 }
 
-/* Takes a place out of its ring and makes it the last used of those used as often. */
-static void move(struct experts *e, int32_t at, int32_t uses) {
-    struct place *const p = &e->places[at], *const ring = &e->places[e->n_slots + uses];
+static void leave_ring(struct experts *e, int32_t at) {
+    struct place *const p = &e->places[at];
     e->places[p->older].newer = p->newer;
     e->places[p->newer].older = p->older;
-    p->older = ring->older;
-    p->newer = e->n_slots + uses;
-    e->places[ring->older].newer = at;
-    ring->older = at;
+    p->older = p->newer = at;
+}
+
+/* The last used of its level. */
+static void use(struct experts *e, int32_t at) {
+    uint8_t *const uses = &e->uses[e->places[at].expert];
+    if (!e->lru && *uses < (1 << (EXPERT_LEVELS - 1)) - 1) ++*uses;
+    join(e, at, e->n_slots + (*uses == 0 ? 0 : 32 - __builtin_clz(*uses)));
+    e->since_halved++;
 }
 
 void experts_reset(struct experts *e) {
     atomic_init(&e->fault, 0);
-    e->turn = 0;
-    e->n_missing = e->n_filled = 0;
-    e->until_halved = 0;
+    e->n_missing = e->n_filled = e->since_halved = 0;
     if (e->n_slots == 0) return;
     memset(e->slot_of, -1, (size_t)e->model->n_experts * sizeof *e->slot_of);
     memset(e->uses, 0, (size_t)e->model->n_experts * sizeof *e->uses);
-    for (int32_t i = 0; i < e->n_slots + EXPERT_USES; i++) e->places[i] = (struct place){.expert = -1, .older = i, .newer = i};
-    for (int32_t i = 0; i < e->n_slots; i++) move(e, i, 0);
+    for (int32_t i = 0; i < e->n_slots + EXPERT_LEVELS; i++) e->places[i] = (struct place){.expert = -1, .older = i, .newer = i};
 }
 
-/* Halves the uses of all experts, before a turn: the places that a turn uses then are the last of their rings. */
-static void forget(struct experts *e) {
-    if (e->lru || e->until_halved > 0) return;
+static void halve(struct experts *e) {
+    if (e->lru || e->since_halved < 4 * e->model->n_experts) return;
+    e->since_halved = 0;
     for (int32_t i = 0; i < e->model->n_experts; i++) e->uses[i] /= 2;
-    for (int32_t i = 1; i < EXPERT_USES; i++) join(e, e->n_slots + i, e->n_slots + i / 2);
-    e->until_halved = 8 * e->n_slots;
+    for (int32_t i = 1; i < EXPERT_LEVELS; i++) join(e, e->n_slots + i, e->n_slots + i - 1);
 }
 
-static const struct ffn_weights *use(struct experts *e, int32_t at) {
-    struct place *const p = &e->places[at];
-    uint8_t *const uses = &e->uses[p->expert];
-    if (!e->lru && *uses < EXPERT_USES - 1) ++*uses;
-    move(e, at, *uses);
-    p->turn = e->turn;
-    e->until_halved--;
-    return &p->weights;
-}
-
-/* The place that an expert may take: there is one that this turn does not use. */
-static int32_t victim(const struct experts *e) {
-    int32_t at = 0;
-    for (int32_t i = 0; i < EXPERT_USES; i++) {
-        at = e->places[e->n_slots + i].newer;
-        if (at < e->n_slots && (e->places[at].turn != e->turn)) break;
-    }
-    return at;
-}
-
-/* Gives a place to an expert that lies in the file as `from` says. */
-static const struct ffn_weights *fill(struct experts *e, int32_t at, int32_t expert) {
+/* Finds a place for an expert, that of another if need be, and says how it will lie there. */
+static const struct ffn_weights *give_place(struct experts *e, int32_t expert, int32_t *at) {
+    const struct place *level = &e->places[e->n_slots];
+    while (e->n_filled == e->n_slots && level->newer >= e->n_slots) level++;
+    *at = e->n_filled < e->n_slots ? e->n_filled++ : e->lru ? level->newer : level->older;
+    leave_ring(e, *at);
     const struct ffn_weights *const from = &e->model->experts[expert];
-    struct place *const p = &e->places[at];
-    uint8_t *const to = e->memory + (uint64_t)at * e->slot_bytes;
+    struct place *const p = &e->places[*at];
+    uint8_t *const to = e->memory + (uint64_t)*at * e->slot_bytes;
     if (p->expert >= 0) e->slot_of[p->expert] = -1;
-    p->expert = expert;
-    p->weights = *from;
+    *p = (struct place){*from, expert, p->older, p->newer};
     p->weights.gate.data = to;
     if (from->up.data != NULL) p->weights.up.data = to + (from->up.data - from->gate.data);
     p->weights.down.data = to + (from->down.data - from->gate.data);
-    e->slot_of[expert] = at;
-    if (at >= e->n_filled) e->n_filled = at + 1;
-    return use(e, at);
+    e->slot_of[expert] = *at;
+    return &p->weights;
 }
 
 static void read_item(void *argument, int32_t item, UNUSED int32_t worker) {
@@ -133,23 +118,27 @@ struct ffn_group *experts_take(struct experts *e, int32_t layer, struct ffn_grou
     while (count < *n && (groups[count].expert < 0 || routed < e->n_slots)) routed += groups[count++].expert >= 0;
     *n = count;
     *n_there = e->n_missing = 0;
-    forget(e);
-    e->turn++;
+    halve(e);
     for (int32_t g = 0; g < count; g++) {
         const int32_t at = groups[g].expert < 0 ? -1 : e->slot_of[groups[g].weights - e->model->experts];
-        if (at >= 0) groups[g].weights = use(e, at);
+        if (at >= 0) {
+            leave_ring(e, at);
+            groups[g].weights = &e->places[at].weights;
+        }
         if (at >= 0 || groups[g].expert < 0) e->groups[(*n_there)++] = groups[g];
         else e->missing[e->n_missing++] = g;
     }
-    colibri_traffic unused, *const traffic = e->traffic == NULL ? &unused : &e->traffic[layer];
+    colibri_traffic unused = {0}, *const traffic = e->traffic == NULL ? &unused : &e->traffic[layer];
     traffic->hits += (uint64_t)(routed - e->n_missing);
     traffic->misses += (uint64_t)e->n_missing;
     for (int32_t i = 0; i < e->n_missing; i++) {
         struct ffn_group *const group = &groups[e->missing[i]];
         traffic->bytes_read += ffn_bytes(group->weights);
-        e->missing[i] = victim(e);
-        group->weights = fill(e, e->missing[i], (int32_t)(group->weights - e->model->experts));
+        group->weights = give_place(e, (int32_t)(group->weights - e->model->experts), &e->missing[i]);
         e->groups[*n_there + i] = *group;
+    }
+    for (int32_t g = 0; g < count; g++) {
+        if (groups[g].expert >= 0) use(e, (int32_t)((const struct place *)(const void *)groups[g].weights - e->places));
     }
     if (e->n_missing > 0) threads_begin(&e->lanes, read_item, e, e->n_missing * pieces(e));
     return e->groups;

@@ -14,14 +14,13 @@ struct ffn_group {
     int32_t expert;       /* -1: dense or shared */
 };
 
-enum { EXPERT_USES = 16 };
+enum { EXPERT_LEVELS = 6 };
 
-/* A place for one expert, or the end of a ring of those that were used equally often: newer is the one used longest ago. */
+/* A place for one expert, or the end of a ring of places: newer is the one that was used longest ago, older the last one. */
 struct place {
     struct ffn_weights weights; /* as they lie here */
     int32_t expert;             /* among those of all layers; -1: none */
     int32_t older, newer;
-    uint32_t turn;              /* in which it was used last */
 };
 
 struct experts {
@@ -29,13 +28,12 @@ struct experts {
     int32_t n_slots;            /* 0: experts are read where the file is mapped */
     uint64_t slot_bytes;        /* of the largest expert, whole pages */
     uint8_t *memory;            /* [n_slots][slot_bytes] */
-    struct place *places;       /* [n_slots + EXPERT_USES] the slots, then the rings */
+    struct place *places;       /* [n_slots + EXPERT_LEVELS] the slots, then the rings, one for each level */
     int32_t *slot_of;           /* [experts of all layers] -1: in none */
-    uint8_t *uses;              /* [experts of all layers] below EXPERT_USES; all 0 with LRU */
+    uint8_t *uses;              /* [experts of all layers] below 1 << (EXPERT_LEVELS - 1); all 0 with LRU */
     bool lru;
-    int32_t until_halved;       /* uses until those of all experts are halved: what was liked long ago is forgotten */
-    int32_t n_filled;           /* slots that were ever written */
-    uint32_t turn;              /* a turn is the use of some experts of a layer, which stay in their slots meanwhile */
+    int32_t since_halved;       /* uses since those of all experts were halved: what was liked long ago is forgotten */
+    int32_t n_filled;           /* slots that were ever written, the first ones */
     struct ffn_group *groups;   /* [n_experts + 1] of a turn, those first that are there */
     int32_t *missing;           /* [n_experts] slots that are being filled in this turn */
     int32_t n_missing;

@@ -25,6 +25,7 @@ TEXT = HEADER.read_text(encoding="utf-8")
 STRUCTS = (
     "colibri_error",
     "colibri_model_info",
+    "colibri_traffic",
     "colibri_params",
     "colibri_memory_plan",
     "colibri_routing",
