@@ -26,6 +26,7 @@ class Answer(NamedTuple):
     decode_seconds: float  # from the first token to the last
     decoded: int  # tokens evaluated in this time
     first_at: float  # time.time() at the first token
+    stats: dict[str, float] | None = None  # of streamed experts, while decoding
 
 
 class Engine(NamedTuple):
@@ -36,12 +37,16 @@ class Engine(NamedTuple):
     setting: dict[str, Any]
 
 
-def colibri_engine(model: str, threads: int, context: int, residency: str = "mapped") -> Engine:
+def colibri_engine(
+    model: str, threads: int, context: int, residency: str = "mapped", **options: Any
+) -> Engine:
     """The Python face as a program uses it, load() and stream(); given ids go the same way into the
-    library."""
+    library. options: more keywords of load()."""
     import colibri
 
-    opened = colibri.load(model, threads=threads, context=context, residency=residency)
+    if "memory" in options:
+        residency = "auto"
+    opened = colibri.load(model, threads=threads, context=context, residency=residency, **options)
     opened._end_ids = ()  # the work is a number of tokens, whatever they say
 
     def follow(ids: list[int], then: list[int]) -> Answer:
@@ -51,7 +56,8 @@ def colibri_engine(model: str, threads: int, context: int, residency: str = "map
         loops.ids = np.array([*ids, *then], np.int32)
         first = loops.prefill()
         first_at = time.time()
-        return Answer([], first, loops.decode(), len(then), first_at)
+        before, waited = opened.stats, loops.decode()
+        return Answer([], first, waited, len(then), first_at, _since(before, opened.stats))
 
     def generate(ids: list[int], n: int, then: list[int] | None) -> Answer:
         if then is not None:
@@ -74,6 +80,18 @@ def colibri_engine(model: str, threads: int, context: int, residency: str = "map
         return Answer(result.ids, first, total - first, n - 1, first_at)
 
     return Engine(generate, opened.logits, {"isa": opened.isa, "threads": opened.threads, "kv": "f32"})
+
+
+def _since(before: Any, after: Any) -> dict[str, float] | None:
+    """What streamed experts cost between two states of Model.stats; None where none was streamed."""
+    hits, misses, read = (
+        int(getattr(after, name).sum() - getattr(before, name).sum())
+        for name in ("hits", "misses", "bytes_read")
+    )
+    tokens = after.tokens - before.tokens
+    if hits + misses == 0:
+        return None
+    return {"hit_rate": round(hits / (hits + misses), 4), "mb_per_token": round(read / tokens / 1e6, 1)}
 
 
 def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> Engine:
