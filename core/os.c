@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,6 +41,38 @@ static int64_t written_ns(const struct stat *status) {
     return (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
 }
 
+/* A page of a mapped file that was cut off raises SIGBUS. In our mappings zeros take its place, so that os_file_changed can tell
+ * afterwards; what comes from elsewhere goes to the handler that was there before. A process has one table of signals: this is
+ * the only thing here that contexts of different models share. */
+enum { MAPPINGS = 64 };
+static _Atomic uintptr_t mappings[MAPPINGS][2]; /* begin, end; 0: free */
+static struct sigaction handler_before;
+
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    uint8_t *const page = (uint8_t *)((uintptr_t)info->si_addr & ~(uintptr_t)(OS_PAGE - 1));
+    (void)number, (void)context;
+    for (int i = 0; i < MAPPINGS; i++) {
+        if ((uintptr_t)page < atomic_load(&mappings[i][0]) || (uintptr_t)page >= atomic_load(&mappings[i][1])) continue;
+        if (mmap(page, OS_PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
+    }
+    sigaction(SIGBUS, &handler_before, NULL); /* the access is made once more, and fails there */
+}
+
+/* Adds what lies in a mapping to those that are watched, or (0) takes it out. */
+static void watch(const struct os_file *file, bool begin) {
+    const uintptr_t from = (uintptr_t)file->data;
+    const struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    struct sigaction now;
+    if (begin && sigaction(SIGBUS, NULL, &now) == 0 && now.sa_sigaction != on_bus_error) sigaction(SIGBUS, &action, &handler_before);
+    for (int i = 0; i < MAPPINGS; i++) {
+        uintptr_t found = begin ? 0 : from;
+        if (!begin && atomic_load(&mappings[i][0]) == from) atomic_store(&mappings[i][1], 0);
+        if (!atomic_compare_exchange_strong(&mappings[i][0], &found, begin ? from : 0)) continue;
+        if (begin) atomic_store(&mappings[i][1], from + file->bytes);
+        return;
+    }
+}
+
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error) {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is refused, not waited for */
     FAIL_IF(descriptor < 0, error, IO, "cannot open model file '%s': %s", path, strerror(errno));
@@ -56,11 +89,13 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     char same[64]; /* the path may be another file's by now */
     snprintf(same, sizeof same, "/proc/self/fd/%d", descriptor);
     *file = (struct os_file){data, bytes, space, descriptor, open(same, O_RDONLY | O_CLOEXEC | O_DIRECT), written_ns(&status)};
+    watch(file, true);
     return COLIBRI_OK;
 }
 
 void os_unmap_file(struct os_file *file) {
     if (file->data == NULL) return;
+    watch(file, false);
     munmap(file->space, space_bytes(file->bytes));
     close(file->descriptor);
     if (file->direct >= 0) close(file->direct);
@@ -268,6 +303,7 @@ int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, int3
     }
     if (!failed) {
         sigfillset(&all);
+        sigdelset(&all, SIGBUS);
         pthread_sigmask(SIG_SETMASK, &all, &previous);
         failed = pthread_create(&handle, &attributes, run, argument);
         pthread_sigmask(SIG_SETMASK, &previous, NULL);

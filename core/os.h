@@ -17,6 +17,7 @@ struct os_file {
     int64_t changed_ns;  /* when it was last written, at the time it was opened */
 };
 
+/* While it is mapped, what is cut off the file reads as zeros instead of raising SIGBUS: ask os_file_changed. */
 int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error);
 void os_unmap_file(struct os_file *file);
 /* Brings a part of a mapped file into memory and into the page table; at most a hint where the system is old. */
@@ -49,8 +50,8 @@ int32_t os_core_cpu(int32_t index);
 const char *os_environment(const char *name);
 
 typedef struct os_thread { void *handle; } os_thread;
-/* Starts a thread on the given stack with all signals blocked: they belong to the application's threads. cpu: where it
- * stays, or -1. */
+/* Starts a thread on the given stack with all signals blocked but SIGBUS: they belong to the application's threads. cpu: where
+ * it stays, or -1. */
 int32_t os_thread_start(os_thread *thread, void *stack, size_t stack_bytes, int32_t cpu, void *(*run)(void *), void *argument);
 void os_thread_join(os_thread thread);
 /* Tells a process from its forked children. */

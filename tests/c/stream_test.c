@@ -243,6 +243,12 @@ static int32_t nothing(void *user, uint64_t done, uint64_t total) {
     return 0;
 }
 
+/* Cuts everything off after the first layer. */
+static UNUSED int32_t cut(void *user, uint64_t done, uint64_t total) {
+    (void)done, (void)total;
+    return truncate(user, 0) != 0;
+}
+
 static void check_file(const char *path, const char *scratch, const struct reference *mapped) {
     for (int written = 0; written <= 1; written++) {
         copy_file(path, scratch);
@@ -263,7 +269,23 @@ static void check_file(const char *path, const char *scratch, const struct refer
         colibri_free(context);
         colibri_close(model);
     }
+#if !defined(__SANITIZE_THREAD__) /* which takes the zeros that come in for a race */
+    copy_file(path, scratch);
+    colibri_model *const model = open_model(scratch);
+    const colibri_params params = params_of(model, 0, NULL);
+    colibri_context *const context = start(model, &params);
+    float *const logits = take(mapped->bytes);
+    const int32_t ids[] = {1, 2, 3};
+    const colibri_input input = {.n_ids = 3, .ids = ids, .n_logits = 1, .logits = logits};
+    const colibri_observer observer = {.progress = cut, .user = (void *)(uintptr_t)scratch};
+    if (model->config.n_encoder_layers > 0 && colibri_encode(context, 0, ids, 3, NULL) != COLIBRI_OK) stop("colibri_encode", "failed");
+    const int32_t status = colibri_evaluate(context, &input, 1, &observer);
+    check(status == COLIBRI_ERROR_IO, "file: cut off while it is mapped and read: %s", colibri_last_error(context)->text);
+    free(logits);
+    colibri_free(context);
+    colibri_close(model);
     unlink(scratch);
+#endif
 }
 
 struct job {
