@@ -31,6 +31,7 @@ from colibri._records import Params as Params
 from colibri._records import Progress as Progress
 from colibri._records import RoutingObserver as RoutingObserver
 from colibri._records import RoutingRows as RoutingRows
+from colibri._records import RoutingView as RoutingView
 from colibri._records import Sampler as Sampler
 from colibri.errors import ArgumentError, ColibriError, from_status
 
@@ -226,7 +227,7 @@ def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tup
 
     def on_routing(_user: object, found: Any) -> int:
         if routing is not None:
-            routing(_routing_rows(found))
+            routing(RoutingView(found, ffi.buffer))
         return 0
 
     callbacks = [
@@ -240,26 +241,6 @@ def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tup
     observer = ffi.new("colibri_observer *", [*callbacks, ffi.NULL])
     _CALLBACKS[observer] = callbacks  # they live as long as the struct that points to them
     return observer, raised
-
-
-def _routing_rows(found: Any) -> RoutingRows:
-    ffi, _ = _load()
-    n, e, k = found.n_rows, found.n_experts, found.n_experts_used
-
-    def ints(pointer: Any, *shape: int) -> Ids:
-        return np.frombuffer(ffi.buffer(pointer, 4 * int(np.prod(shape))), np.int32).reshape(shape).copy()
-
-    def floats(pointer: Any, *shape: int) -> Floats:
-        return np.frombuffer(ffi.buffer(pointer, 4 * int(np.prod(shape))), np.float32).reshape(shape).copy()
-
-    return RoutingRows(
-        found.layer,
-        ints(found.sequences, n),
-        ints(found.positions, n),
-        floats(found.logits, n, e),
-        ints(found.experts, n, k),
-        floats(found.weights, n, k),
-    )
 
 
 def _observed(
