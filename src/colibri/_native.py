@@ -43,7 +43,6 @@ _BUILD = "Build it with `pip install .` (or `pip install -e .`) in the repositor
 
 
 # Structs that point to other cffi objects keep them alive here.
-_CALLBACKS: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 _PROFILED: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -211,9 +210,11 @@ def _floats(values: Floats, rows: int, columns: int, *, writable: bool) -> Any:
     return _load()[0].from_buffer("float[]", values, require_writable=writable)
 
 
-def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tuple[Any, list[BaseException]]:
-    """(colibri_observer *, exceptions): an exception inside a callback cancels the evaluation and lands in
-    the list, KeyboardInterrupt too. The caller keeps both until the call is over."""
+def _observer(
+    progress: Progress | None, routing: RoutingObserver | None
+) -> tuple[Any, list[BaseException], list[Any]]:
+    """(colibri_observer *, exceptions, callbacks): an exception inside a callback cancels the evaluation and
+    lands in the list, KeyboardInterrupt too. The caller keeps all three until the call is over."""
     ffi, _ = _load()
     raised: list[BaseException] = []
 
@@ -239,8 +240,7 @@ def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tup
         else ffi.NULL,
     ]
     observer = ffi.new("colibri_observer *", [*callbacks, ffi.NULL])
-    _CALLBACKS[observer] = callbacks  # they live as long as the struct that points to them
-    return observer, raised
+    return observer, raised, callbacks
 
 
 def _observed(
@@ -253,7 +253,7 @@ def _observed(
     if progress is None and routing is None:
         _check_context(call(_load()[0].NULL), context)
         return
-    observer, raised = _observer(progress, routing)
+    observer, raised, _callbacks = _observer(progress, routing)
     status = call(observer)
     if raised:
         raise raised[0]

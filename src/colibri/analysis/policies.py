@@ -10,11 +10,12 @@ The rules, which the engine follows:
   (misses). What the wave has touched is in use until its end and never a victim.
 - lru: the victim is what was touched longest ago.
 - lfru, least frequently recently used: every expert has a count, which stays when it leaves its slot. A touch
-  adds 1, up to 15. At the end of the wave in which touches since the last time reach 3 x all experts, all
-  counts are halved (rounded down). The victim is, among the experts with the least count (resident, not in
-  use), the one that comes first going backwards from the last expert of the step's layer, on from expert 0
-  to the very last one: what lies right behind is needed last. With a bitmap of the experts of each count, a
-  touch sets a bit, a victim is a search for a bit, and halving joins bitmaps in pairs.
+  adds 1, up to 31. At the end of the wave in which touches since the last time reach 4 x all experts, all
+  counts are halved (rounded down). The level of a count is its number of binary digits: 0, 1, 2-3, 4-7, 8-15,
+  16-31. The victim is, among the experts of the lowest level (resident, not in use), the one that comes first
+  going backwards from the last expert of the step's layer, and on from expert 0 to the very last one: of
+  experts used about equally often, those of the layers just left are needed last. With a bitmap of experts
+  for each level a touch sets a bit, a victim is a search for a bit, and halving moves each bitmap down.
 - belady: the victim is what is used again last. That takes the future; no policy has more hits.
 
 Owns: these rules. Refuses: where accesses come from and what the figures mean (replay.py).
@@ -33,8 +34,8 @@ import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
 
-HIGHEST_COUNT = 15
-HALVE_AFTER = 3  # touches for each expert of the model
+HIGHEST_COUNT = 31
+HALVE_AFTER = 4  # touches for each expert of the model
 _BLOCK = 1 << 16  # steps that are Python numbers at the same time
 
 
@@ -90,13 +91,13 @@ def lfru(accesses: Accesses, slots: int) -> Integers:
     n = accesses.n_experts
     bits = [1 << expert for expert in range(n)]
     misses, counts, resident = [0] * n, [0] * n, bytearray(n)
-    levels = [0] * (HIGHEST_COUNT + 1)  # bitmaps of what is resident and not in use, by count
+    levels = [0] * (HIGHEST_COUNT.bit_length() + 1)  # bitmaps of what is resident and not in use
     free, touches = slots, 0
     for wave, _, end in _waves(accesses, slots):
         missing = []
         for expert in wave:
             if resident[expert]:
-                levels[counts[expert]] ^= bits[expert]
+                levels[counts[expert].bit_length()] ^= bits[expert]
             else:
                 missing.append(expert)
         for expert in missing:
@@ -114,13 +115,12 @@ def lfru(accesses: Accesses, slots: int) -> Integers:
             if count < HIGHEST_COUNT:
                 count += 1
                 counts[expert] = count
-            levels[count] |= bits[expert]
+            levels[count.bit_length()] |= bits[expert]
         touches += len(wave)
         if touches >= HALVE_AFTER * n:
             touches = 0
             counts = [count >> 1 for count in counts]
-            pairs = [levels[at] | levels[at + 1] for at in range(0, HIGHEST_COUNT + 1, 2)]
-            levels = pairs + [0] * len(pairs)
+            levels = [levels[0] | levels[1], *levels[2:], 0]
     return np.array(misses, np.int64)
 
 

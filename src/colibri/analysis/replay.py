@@ -145,11 +145,12 @@ def slot_counts(texts: Sequence[str], n_experts: int) -> list[int]:
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)\s*", text)
         if match is None or (not match[2] and "." in match[1]):
             raise ArgumentError(f"slots: expected numbers and shares such as 16 or 25%, found {text!r}")
-        count = max(1, round(float(match[1]) * n_experts / 100)) if match[2] else int(match[1])
-        if not 1 <= count <= n_experts or (match[2] and not float(match[1])):
+        number = float(match[1])
+        count = max(1, round(number * n_experts / 100)) if match[2] else int(match[1])
+        if not 0 < number <= (100 if match[2] else n_experts):
             raise ArgumentError(
-                f"slots: expected 1 to {n_experts} (all experts of all layers) or more than 0% to 100%, "
-                f"found {text!r}"
+                f"slots: expected 1 to {n_experts} (all experts of all layers) or a share up to 100%, found "
+                f"{text!r}"
             )
         found.append(count)
     return found

@@ -24,7 +24,7 @@ from colibri.analysis.array_file import Array
 from colibri.analysis.trace import FORMAT, HEADER, VERSION, Header
 from colibri.errors import ArgumentError, ModelIOError
 
-_PENDING = 512 << 10  # bytes of choices that wait in memory for their conversion
+_PENDING = 4 << 20  # bytes of choices that wait in memory for their conversion
 _PIECE = 1 << 20
 
 
@@ -43,10 +43,11 @@ class TraceWriter:
         self._columns = header.columns()
         self._files: dict[str, IO[bytes]] = {}
         self._lengths = dict.fromkeys(self._columns, 0)
-        self._chunk: list[tuple[bytes, ...]] = []  # of the layers that the current chunk has passed
-        self._positions, self._chunk_rows, self._stack = b"", 0, 0
-        self._choices: list[tuple[bytes, ...]] = []  # of whole chunks
-        self._waiting = 0  # bytes of them
+        self._names = ["experts", "weights", *(["logits"] if header.logits else [])]
+        # bytes of experts, weights and logits, layer after layer: of the chunk that runs, of whole chunks
+        self._running: tuple[list[bytes], ...] = tuple([] for _ in self._names)
+        self._choices: tuple[list[bytes], ...] = tuple([] for _ in self._names)
+        self._positions, self._waiting = b"", 0  # bytes that wait
         self._chunks: list[tuple[int, int]] = []
         self._rows: list[tuple[int, bytes]] = []  # stack and positions of the current sequence's chunks
 
@@ -77,25 +78,25 @@ class TraceWriter:
         """The observer of evaluations. A chunk that does not reach its last layer leaves no trace."""
         layer, k = view.layer, view.n_experts_used
         stack = 1 if layer < self._header.n_encoder_layers else 0
-        layers = self._stacks[stack]
+        layers, running = self._stacks[stack], self._running
         if layer == layers[0]:
-            self._chunk.clear()
-            self._positions, self._chunk_rows, self._stack = view.data("positions"), view.n_rows, stack
-        choice: tuple[bytes, ...] = (view.data("experts", k), view.data("weights", k))
-        if self._header.logits:
-            choice += (view.data("logits", view.n_experts),)
-        self._chunk.append(choice)
+            for data in running:
+                data.clear()
+            self._positions = view.data("positions")
+        running[0].append(view.data("experts", k))
+        running[1].append(view.data("weights", k))
+        if len(running) == 3:
+            running[2].append(view.data("logits", view.n_experts))
         if layer == layers[-1]:
-            self._end_chunk()
-
-    def _end_chunk(self) -> None:
-        self._rows.append((self._stack, self._positions))
-        self._chunks.append((self._chunk_rows, self._stack))
-        self._choices += self._chunk
-        self._waiting += sum(len(data) for choice in self._chunk for data in choice)
-        self._chunk.clear()
-        if self._waiting > _PENDING:
-            self._convert()
+            self._rows.append((stack, self._positions))
+            self._chunks.append((view.n_rows, stack))
+            for whole, data in zip(self._choices, running, strict=True):
+                whole += data
+            self._waiting += (
+                2 * view.n_rows * len(layers) * (4 * k + 150)
+            )  # with what Python adds to few bytes
+            if self._waiting > _PENDING:
+                self._convert()
 
     def end_sequence(
         self, ids: Ids, source: Ids | None = None, *, label: str | None = None, n_prompt: int
@@ -122,13 +123,14 @@ class TraceWriter:
     def _convert(self) -> None:
         """Choices that wait become small numbers in their files."""
         k = self._header.n_experts_used
-        experts, weights, *logits = zip(*self._choices, strict=True) if self._choices else ((), ())
+        experts, weights, *logits = self._choices
         self._append("experts", np.frombuffer(b"".join(experts), np.int32).reshape(-1, k))
         with np.errstate(over="ignore"):  # beyond 65504 a weight is infinite here; no router is near it
             self._append("weights", np.frombuffer(b"".join(weights), np.float32).reshape(-1, k))
         if logits:
             self._append("logits", self._wide([len(data) // (4 * k) for data in experts], logits[0]))
-        self._choices.clear()
+        for data in self._choices:
+            data.clear()
         self._waiting = 0
 
     def _wide(self, rows: Sequence[int], logits: Sequence[bytes]) -> Array:
