@@ -1,6 +1,7 @@
 """Routing traces: what is recorded is what the engine says, numpy alone can read it, damage has a name."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -248,6 +249,20 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
             writer.end_sequence(np.zeros(1, np.int32), n_prompt=1)
             assert not writer._rows and not writer._chunks
     assert most < 600_000 and Trace(tmp_path / "a.trace").n_rows == 20_000
+
+
+def test_the_python_of_the_docs_runs(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "TRACE.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(trace_file.parent)
+    for block in blocks:
+        names: dict[str, Any] = {}
+        exec(compile(block, "TRACE.md", "exec"), names)
+        last = names["step"].experts if "step" in names else names["experts"]
+        assert np.array_equal(last, list(Trace(trace_file).steps())[-1].experts)
+    for name in Trace(trace_file).header.columns():
+        assert f"`{name}`" in text, f"docs/TRACE.md does not tell of {name}"
 
 
 # --- interruption
