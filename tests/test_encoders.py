@@ -78,8 +78,8 @@ def test_logits_and_routing_equal_the_oracles(name: str, type: str) -> None:
         pytest.skip("its weights are not numbers of bf16")
     rows: list[native.RoutingRows] = []
     with engine(converted(name, type)) as run:
-        run.encode(variant.source, routing=rows.append)
-        found = run.feed(variant.ids, routing=rows.append)
+        run.encode(variant.source, routing=lambda view: rows.append(view.rows()))
+        found = run.feed(variant.ids, routing=lambda view: rows.append(view.rows()))
     logits, routing = expected(name)
     assert np.abs(found - logits).max() < BOUND
     assert np.abs(found[fixture(name)["rows"]] - fixture(name)["logits"]).max() < BOUND

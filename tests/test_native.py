@@ -308,7 +308,7 @@ def test_a_row_of_the_wrong_type_or_read_only_is_refused(context: native.Context
 def test_routing_rows_belong_to_their_sequences(context: native.ContextHandle) -> None:
     seen: list[native.RoutingRows] = []
     inputs = [native.Input(0, ids(1, 2, 3), None), native.Input(2, ids(4, 5, 6, 7), None)]
-    native.evaluate(context, inputs, 320, routing=seen.append)
+    native.evaluate(context, inputs, 320, routing=lambda view: seen.append(view.rows()))
     for layer in (0, 1):
         rows = [row for row in seen if row.layer == layer]
         where = sorted(

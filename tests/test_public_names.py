@@ -27,6 +27,7 @@ NAMES = [
     "Sampling",
     "Stream",
     "Tokenizer",
+    "TraceError",
     "UnsupportedError",
     "__version__",
     "load",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ModelFileError,
         ModelIOError,
         NumericError,
+        TraceError,
         UnsupportedError,
     )
     from colibri.generate import Generation, Stream
@@ -56,6 +57,7 @@ __all__ = [
     "Sampling",
     "Stream",
     "Tokenizer",
+    "TraceError",
     "UnsupportedError",
     "__version__",
     "load",

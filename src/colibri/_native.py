@@ -31,6 +31,7 @@ from colibri._records import Params as Params
 from colibri._records import Progress as Progress
 from colibri._records import RoutingObserver as RoutingObserver
 from colibri._records import RoutingRows as RoutingRows
+from colibri._records import RoutingView as RoutingView
 from colibri._records import Sampler as Sampler
 from colibri.errors import ArgumentError, ColibriError, from_status
 
@@ -42,7 +43,6 @@ _BUILD = "Build it with `pip install .` (or `pip install -e .`) in the repositor
 
 
 # Structs that point to other cffi objects keep them alive here.
-_CALLBACKS: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 _PROFILED: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -215,9 +215,11 @@ def _floats(values: Floats, rows: int, columns: int, *, writable: bool) -> Any:
     return _load()[0].from_buffer("float[]", values, require_writable=writable)
 
 
-def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tuple[Any, list[BaseException]]:
-    """(colibri_observer *, exceptions): an exception inside a callback cancels the evaluation and lands in
-    the list, KeyboardInterrupt too. The caller keeps both until the call is over."""
+def _observer(
+    progress: Progress | None, routing: RoutingObserver | None
+) -> tuple[Any, list[BaseException], list[Any]]:
+    """(colibri_observer *, exceptions, callbacks): an exception inside a callback cancels the evaluation and
+    lands in the list, KeyboardInterrupt too. The caller keeps all three until the call is over."""
     ffi, _ = _load()
     raised: list[BaseException] = []
 
@@ -231,7 +233,7 @@ def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tup
 
     def on_routing(_user: object, found: Any) -> int:
         if routing is not None:
-            routing(_routing_rows(found))
+            routing(RoutingView(found, ffi.buffer))
         return 0
 
     callbacks = [
@@ -243,28 +245,7 @@ def _observer(progress: Progress | None, routing: RoutingObserver | None) -> tup
         else ffi.NULL,
     ]
     observer = ffi.new("colibri_observer *", [*callbacks, ffi.NULL])
-    _CALLBACKS[observer] = callbacks  # they live as long as the struct that points to them
-    return observer, raised
-
-
-def _routing_rows(found: Any) -> RoutingRows:
-    ffi, _ = _load()
-    n, e, k = found.n_rows, found.n_experts, found.n_experts_used
-
-    def ints(pointer: Any, *shape: int) -> Ids:
-        return np.frombuffer(ffi.buffer(pointer, 4 * int(np.prod(shape))), np.int32).reshape(shape).copy()
-
-    def floats(pointer: Any, *shape: int) -> Floats:
-        return np.frombuffer(ffi.buffer(pointer, 4 * int(np.prod(shape))), np.float32).reshape(shape).copy()
-
-    return RoutingRows(
-        found.layer,
-        ints(found.sequences, n),
-        ints(found.positions, n),
-        floats(found.logits, n, e),
-        ints(found.experts, n, k),
-        floats(found.weights, n, k),
-    )
+    return observer, raised, callbacks
 
 
 def _observed(
@@ -277,7 +258,7 @@ def _observed(
     if progress is None and routing is None:
         _check_context(call(_load()[0].NULL), context)
         return
-    observer, raised = _observer(progress, routing)
+    observer, raised, _callbacks = _observer(progress, routing)
     status = call(observer)
     if raised:
         raise raised[0]

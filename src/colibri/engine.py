@@ -327,7 +327,8 @@ class Model:
         read = self._read_sources(None if source is None else [source], 1)
         found: dict[int, Routing] = {}
 
-        def keep(rows: native.RoutingRows) -> None:
+        def keep(view: native.RoutingView) -> None:
+            rows = view.rows()
             if rows.layer not in found:
                 e, k = rows.logits.shape[1], rows.experts.shape[1]
                 encoder = rows.layer < self.config["n_encoder_layers"]

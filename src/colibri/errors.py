@@ -10,7 +10,8 @@
     ├── CancelledError                  cancelled from another thread
     ├── NumericError                    a logit is NaN or infinite
     ├── ConversionError                 a checkpoint cannot be converted
-    └── ChatTemplateError               a chat template is missing, broken or refused the messages
+    ├── ChatTemplateError               a chat template is missing, broken or refused the messages
+    └── TraceError                      a routing trace is damaged, or the file is none
 
 Owns: the tree. Refuses: anything else. A message says what was expected, what was found, where, and the next
 step."""
@@ -60,6 +61,10 @@ class ConversionError(ColibriError):
 
 class ChatTemplateError(ColibriError):
     """The chat template is missing, broken, or refused the messages."""
+
+
+class TraceError(ColibriError):
+    """A routing trace is damaged, or the file is none."""
 
 
 # enum colibri_status of include/colibri.h; tests/test_native.py compares the two.

@@ -28,6 +28,7 @@ class Sequences:
         self.cancels = 0  # calls of cancel(): work that began before the latest one ends
         self.measured = False  # profiling.measure() has given the context its arrays
         self.rows = 0  # ids evaluated so far, those of sources too
+        self.observer: native.RoutingObserver | None = None  # sees what routers decide in all evaluations
         self.logits = np.empty(n_vocab, np.float32)  # of the last id given to hold()
         self._cancel_lock = (
             threading.Lock()
@@ -113,6 +114,14 @@ class Sequences:
             for place, ids in zip(places, batch, strict=True):
                 self._note(place, 0, ids)
 
+    def forget(self) -> None:
+        """Nothing of what the sequences hold is used again: what comes next is evaluated whole."""
+        with self.lock:
+            self._check_idle()
+            for sequence in range(len(self._count)):
+                self._rewind(sequence, 0)
+                self._sources[sequence] = b""
+
     def cancel(self) -> None:
         """Ends all work that has begun."""
         with self._cancel_lock:
@@ -148,7 +157,7 @@ class Sequences:
             return False
         self._rewind(sequence, 0)
         self._sources[sequence] = b""
-        context, follow = self.context, progress or _nothing
+        context, follow, routing = self.context, progress or _nothing, routing or self.observer
         self._run(lambda: native.encode(context, sequence, source, progress=follow, routing=routing), began)
         self._sources[sequence] = source.tobytes()
         self.rows += len(source)
@@ -192,7 +201,7 @@ class Sequences:
         progress: Progress | None,
         routing: native.RoutingObserver | None,
     ) -> None:
-        context = self.context
+        context, routing = self.context, routing or self.observer
         if progress is None and sum(len(item.ids) for item in inputs) > 1:
             progress = _nothing  # Ctrl-C is seen between layers, when the callback runs, not only at the end
         self._run(

@@ -21,8 +21,10 @@ from colibri.cli.cache import show_cache
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.inspect import inspect_model
 from colibri.cli.profile import profile_model
+from colibri.cli.replay import replay_trace
 from colibri.cli.report import for_command_line
 from colibri.cli.run import run_model
+from colibri.cli.trace import trace_model
 from colibri.errors import ArgumentError, ColibriError
 
 app = typer.Typer(
@@ -40,6 +42,8 @@ app.command("inspect")(inspect_model)
 app.command("cache")(show_cache)
 app.command("bench")(bench_model)
 app.command("profile")(profile_model)
+app.command("trace")(trace_model)
+app.command("replay")(replay_trace)
 
 
 def _print_version(wanted: bool) -> None:
