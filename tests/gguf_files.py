@@ -45,6 +45,8 @@ ARCHITECTURES = {  # model_type to general.architecture
     "llama4_text": "llama4",
     "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
 }
 KEYS = {
     "max_position_embeddings": "context_length",
@@ -52,6 +54,9 @@ KEYS = {
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "num_dense_layers": "leading_dense_block_count",
+    "conv_L_cache": "shortconv.l_cache",
     "intermediate_size": "feed_forward_length",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -121,9 +126,13 @@ LAYER = {  # below model.layers.N and blk.N, without .weight and .bias
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
 }
 PARTS = ("gate", "up", "down")
 DELTA = ("qwen3next", "qwen35moe")
+CONVOLVED = ("lfm2", "lfm2moe")
 POST_NORMS = ("gpt-oss", "glm4moe", "gemma3", *DELTA)  # of which gemma3 has both
 
 
@@ -225,6 +234,10 @@ def _keys(architecture: str, config: Config) -> dict[str, Any]:
         found["expert_feed_forward_length"] = config["intermediate_size"]
     if architecture == "qwen35moe":
         found["rope.dimension_sections"] = [1, 1, 0, 0]
+    if architecture in CONVOLVED:
+        of_layers = [kind == "full_attention" for kind in config["layer_types"]]
+        found["attention.head_count_kv"] = [config["num_key_value_heads"] * one for one in of_layers]
+        found["expert_gating_func"] = 2 if architecture == "lfm2moe" else None
     if architecture in DELTA:
         found["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         found["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config["layer_types"]]
@@ -299,7 +312,8 @@ def _tensors(architecture: str, config: Config, source: Mapping[str, Array]) -> 
 
 
 def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict[str, Array]:
-    tops = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+    last = "token_embd_norm" if architecture in CONVOLVED else "output_norm"
+    tops = {"embed_tokens": "token_embd", "norm": last, "lm_head": "output"}
     if not name.startswith("layers."):
         base, kind = name.rsplit(".", 1)
         shifted = array + 1 if base == "norm" and architecture in ("gemma3", *DELTA) else array
@@ -333,8 +347,11 @@ def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict
         count = "num_attention_heads" if to == "attn_q" else "num_key_value_heads"
         heads = config[count] or config["num_attention_heads"]
         array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-    squeezed = array.reshape(-1) if to == "ffn_gate_inp_shexp" else array.squeeze() if "conv" in to else array
-    return {f"{at}{to}.{kind}": squeezed}
+    if to == "ffn_gate_inp_shexp":
+        array = array.reshape(-1)
+    if to.endswith((".conv", "_conv1d")):
+        array = array.squeeze()
+    return {f"{at}{to}.{kind}": array}
 
 
 def _gpt_oss(at: str, name: str, array: Array) -> dict[str, Array]:

@@ -115,6 +115,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3next": ("qwen3_next", {"delta": (2, 4, 16, 16)}, {}),
     "qwen3next, dense between": ("qwen3_next", {"delta": (2, 4, 16, 24), "mlp_only_layers": [1]}, {}),
     "qwen35moe": ("qwen3_5_moe", {"delta": (2, 6, 16, 16)}, {}),
+    "lfm2": ("lfm2", {}, {}),
+    "lfm2, all attention, a head": ("lfm2", {"full": (0, 1, 2), "tied": False}, {}),
+    "lfm2, one number for all": ("lfm2", {"full": (0, 1, 2)}, {"keys": {"attention.head_count_kv": 2}}),
+    "lfm2, no attention": ("lfm2", {"full": (), "n_kv_heads": 4}, {}),
+    "lfm2, fused": ("lfm2", {}, {"fused_qkv": True}),
+    "lfm2moe": ("lfm2_moe", {}, {}),
+    "lfm2moe, no bias, a scale": ("lfm2_moe", {"bias": False, "scale": 1.5, "n_dense": 0}, {}),
+    "lfm2moe, wide taps, one by one": ("lfm2_moe", {"taps": 5}, {"experts": "single"}),
 }
 
 
@@ -224,6 +232,26 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "llama",
         {"keys": {"attention.head_count_kv": [2, 4]}},
         r"is \[2, 4\]; expected the same value for all layers",
+    ),
+    "layers of attention unlike": (
+        "lfm2",
+        {"keys": {"attention.head_count_kv": [0, 2, 4]}},
+        r"is \[0, 2, 4\]; expected one number, or 0 in layers without attention",
+    ),
+    "heads that are no count": (
+        "lfm2",
+        {"keys": {"attention.head_count_kv": 2.0}},
+        r"head_count_kv is 2\.0; expected an integer",
+    ),
+    "more heads than rows": (
+        "lfm2",
+        {"keys": {"attention.head_count_kv": [0, 0, 2**30]}},
+        "expected widths of tensors",
+    ),
+    "a norm of embeddings": (
+        "lfm2",
+        {"tensors": {"output_norm.weight": np.ones(64, np.float32)}},
+        r"not part of the model.*output_norm\.weight",
     ),
     "too few layers": ("llama", {"keys": {"attention.head_count_kv": [2]}}, "one value, or 2"),
     "more extra layers": ("llama", {"keys": {"nextn_predict_layers": 2}}, "nextn_predict_layers is 2"),
@@ -335,7 +363,9 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("name", ["mixtral", "deepseek2, V3", "gpt-oss", "gemma3", "llama4", "qwen35moe"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "deepseek2, V3", "gpt-oss", "gemma3", "llama4", "qwen35moe", "lfm2moe"]
+)
 def test_any_value_of_any_key_is_read_or_refused(tmp_path: Path, name: str) -> None:
     """Quickly and without much memory; None removes the key. Case 14."""
     family, options, file = CASES[name]

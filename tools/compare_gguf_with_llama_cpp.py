@@ -69,6 +69,13 @@ LONGROPE = {
 # llama.cpp has a fixed step between layers that see all, and constants in place of keys.
 LLAMA4 = {"floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]}
 GEMMA3 = {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+# 96 wide: two thirds of 144, as files from before the plain spelling have it.
+LFM2 = {
+    "intermediate_size": 144,
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 32,
+}
 PHI = {"architectures": ["PhiMoEForCausalLM"]}
 SIGMOID = {"scoring_func": "sigmoid"}
 SPARSE_MIXER = "llama.cpp takes a softmax of all for SparseMixer"
@@ -162,6 +169,11 @@ CASES: dict[str, Case] = {
     "llama4": Case("llama4_text", {"chunk": 8192, "config_extra": LLAMA4}),
     "qwen3next": Case("qwen3_next", {"delta": (2, 4, 16, 16)}),
     "qwen35moe": Case("qwen3_5_moe", {"delta": (2, 6, 16, 16)}),
+    "lfm2": Case("lfm2", {"config_extra": LFM2}),
+    "lfm2, no adjusted width": Case(
+        "lfm2", {"n_ff": 144, "config_extra": LFM2 | {"block_auto_adjust_ff_dim": False}}
+    ),
+    "lfm2moe": Case("lfm2_moe"),
 }
 
 # Run by the Python of the converter: source, checkpoint, file to write.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from colibri.convert.decoder import Decoder, ExpertNames, Names
 from colibri.convert.gguf.container import GgufFile
 from colibri.convert.gguf.names import EXPERTS, NAMES
-from colibri.convert.gguf.relaid import FUSED, RELAID, fused
+from colibri.convert.gguf.relaid import RELAID, fused, is_fused
 from colibri.convert.gguf.rotation import FREQS, LONG, SHORT, read_vector
 from colibri.convert.registry import Family
 from colibri.errors import ConversionError
@@ -22,7 +22,7 @@ def layout_of(gguf: GgufFile, family: Family, decoder: Decoder) -> tuple[Names, 
     decoder = _with_factors(gguf, decoder._replace(extra_layers=extra, left_out=()))
     relaid = RELAID.get(architecture)
     names, decoder = relaid(gguf, decoder) if relaid else ({}, decoder)
-    if FUSED in gguf.tensors and not any(decoder.config.get("mixer", ())):
+    if is_fused(gguf, decoder):
         of_fused, decoder = fused(decoder)
         names = {**names, **of_fused}
     return {**NAMES, **names}, EXPERTS if family.EXPERTS is not None else None, decoder

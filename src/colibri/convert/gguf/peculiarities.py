@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.delta import LINEAR
+from colibri.convert.delta import CONV, LINEAR
 from colibri.convert.gguf.metadata import Metadata
 from colibri.convert.windows import FULL, SLIDING
 
@@ -100,6 +100,26 @@ def gemma3(metadata: Metadata, config: Config) -> None:
     by_width = metadata.n_layers == 62 or head_dim is None
     config["query_pre_attn_scalar"] = config["hidden_size"] // heads if by_width else head_dim
     config["final_logit_softcapping"] = metadata.get("final_logit_softcapping", 0) or None
+
+
+def convolved(metadata: Metadata, config: Config) -> None:
+    """Layers without heads of keys are convolutions. Widths of feed-forwards are as they say."""
+    heads = config["num_attention_heads"]
+    each = metadata.counts("attention.head_count_kv", heads)
+    counts = {count for count in each if count}
+    if len(counts) > 1:
+        raise metadata.error("attention.head_count_kv", "one number, or 0 in layers without attention")
+    head_dim = config["head_dim"] or config["hidden_size"] // heads
+    config["num_key_value_heads"] = counts.pop() if counts else heads
+    metadata.within("attention.head_count_kv", config["num_key_value_heads"] * head_dim)
+    metadata.within("shortconv.l_cache", config["conv_L_cache"])
+    config["layer_types"] = [FULL if count else CONV for count in each]
+    if config["model_type"] == "lfm2":
+        config["block_auto_adjust_ff_dim"] = False
+    else:
+        last = f"blk.{metadata.n_layers - 1}.exp_probs_b"
+        config["norm_topk_prob"] = True
+        config["use_expert_bias"] = metadata.has(last) or metadata.has(last + ".bias")
 
 
 def granite(metadata: Metadata, config: Config) -> None:

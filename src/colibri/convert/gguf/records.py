@@ -69,6 +69,11 @@ _ROUTED_STARTS = {
     "routed_scaling_factor": 1.0,
     "topk_group": 1,
 }
+_CONVOLVED = {  # a norm's epsilon has another name in config.json
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "shortconv.l_cache": "conv_L_cache",
+}
 _Q_BIAS = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -178,6 +183,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         implied={"expert_gating_func": SIGMOID, "expert_weights_norm": True},
     ),
     "gemma3": Architecture("gemma3_text", {**GROUPED, **DENSE}, finish=peculiar.gemma3),
+    "lfm2": Architecture("lfm2", {**_CONVOLVED, **DENSE}, finish=peculiar.convolved),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        {
+            **_CONVOLVED,
+            **DENSE,
+            **EXPERTS,
+            "expert_weights_scale": "routed_scaling_factor",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        starts={"num_dense_layers": 0, "routed_scaling_factor": 1.0},
+        implied={"expert_gating_func": SIGMOID, "expert_weights_norm": True},
+        finish=peculiar.convolved,
+    ),
     "llama4": Architecture(
         "llama4_text",
         {

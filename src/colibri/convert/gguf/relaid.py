@@ -27,6 +27,11 @@ _DELTA = layer(
     delta_value_norm="ssm_norm.weight",
     delta_out="ssm_out.weight",
 )
+_SHORT = layer(
+    **dict.fromkeys(("delta_beta", "delta_gate", "delta_qkv"), "shortconv.in_proj.weight"),
+    delta_conv="shortconv.conv.weight",
+    delta_out="shortconv.out_proj.weight",
+)
 _CONV = "layers.{N}.delta_conv"
 _PUT_APART = ("layers.{N}.delta_qkv", "layers.{N}.delta_gate")
 
@@ -82,10 +87,22 @@ def _delta_by_key_head(gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder
         names |= layer(delta_qkv="ssm_in.weight", delta_gate="ssm_in.weight")
     else:
         cuts = {entry: cut for entry, cut in cuts.items() if entry not in _PUT_APART}
-    if _CONV in cuts:
-        channels, _, width = cuts[_CONV].shape
-        cuts[_CONV] = cuts[_CONV]._replace(shape=(channels, width))
+    cuts = _with_flat_taps(cuts)
     return names, decoder._replace(cuts=cuts, affine={}, logs=("layers.{N}.delta_log_rate",))
+
+
+def _with_flat_taps(cuts: Mapping[str, Cut]) -> dict[str, Cut]:
+    """Convolutions [channels, width] in place of [channels, 1, width]."""
+    if _CONV not in cuts:
+        return dict(cuts)
+    channels, _, width = cuts[_CONV].shape
+    return {**cuts, _CONV: cuts[_CONV]._replace(shape=(channels, width))}
+
+
+def _convolved(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
+    """Short convolutions; the last norm has the name of one behind the embedding."""
+    names: Names = {**_SHORT, "output_norm": ("token_embd_norm.weight",)}
+    return names, decoder._replace(cuts=_with_flat_taps(decoder.cuts))
 
 
 def _delta_in_tiles(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
@@ -133,11 +150,18 @@ RELAID: Mapping[str, Relaid] = {
     "glm4moe": _post_normed,
     "gpt-oss": _post_normed,
     "granitemoe": _turned,
+    "lfm2": _convolved,
+    "lfm2moe": _convolved,
     "llama": _turned,
     "qwen35moe": _delta_in_tiles,
     "qwen3next": _delta_by_key_head,
 }
-FUSED = "blk.0.attn_qkv.weight"
+
+
+def is_fused(gguf: GgufFile, decoder: Decoder) -> bool:
+    """Of layers of attention: in one with a state, that name means another projection."""
+    mixers = [*decoder.config.get("mixer", (0,)), 0]
+    return f"blk.{mixers.index(0)}.attn_qkv.weight" in gguf.tensors
 
 
 def fused(decoder: Decoder) -> tuple[Names, Decoder]:
