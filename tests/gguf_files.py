@@ -42,6 +42,7 @@ ARCHITECTURES = {  # model_type to general.architecture
     "ernie4_5_moe": "ernie4_5-moe",
     "minimax_m2": "minimax-m2",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "llama4_text": "llama4",
     "qwen3_next": "qwen3next",
     "qwen3_5_moe_text": "qwen35moe",
@@ -65,6 +66,7 @@ KEYS = {
     "n_routed_experts": "expert_count",
     "moe_num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "top_k_experts": "expert_used_count",
     "moe_k": "expert_used_count",
     "n_shared_experts": "expert_shared_count",
     "moe_num_shared_experts": "expert_shared_count",
@@ -112,6 +114,9 @@ LAYER = {  # below model.layers.N and blk.N, without .weight and .bias
     "post_attention_layernorm": "ffn_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -133,7 +138,7 @@ LAYER = {  # below model.layers.N and blk.N, without .weight and .bias
 PARTS = ("gate", "up", "down")
 DELTA = ("qwen3next", "qwen35moe")
 CONVOLVED = ("lfm2", "lfm2moe")
-POST_NORMS = ("gpt-oss", "glm4moe", "gemma3", *DELTA)  # of which gemma3 has both
+POST_NORMS = ("gpt-oss", "glm4moe", "gemma3", "gemma4", *DELTA)  # of which gemma has both
 
 
 def write(
@@ -229,6 +234,8 @@ def _keys(architecture: str, config: Config) -> dict[str, Any]:
         found["expert_feed_forward_length"] = (
             config["intermediate_size"] if architecture == "gpt-oss" else None
         )
+    if architecture == "gemma4":
+        found |= _gemma4(config)
     if architecture == "llama4":
         found["feed_forward_length"] = config["intermediate_size_mlp"]
         found["expert_feed_forward_length"] = config["intermediate_size"]
@@ -241,6 +248,24 @@ def _keys(architecture: str, config: Config) -> dict[str, Any]:
     if architecture in DELTA:
         found["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         found["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config["layer_types"]]
+    return found
+
+
+def _gemma4(config: Config) -> dict[str, Any]:
+    """Heads of layers that see all, and under other keys those of layers with a window."""
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    all_heads = config["num_global_key_value_heads"] if config["attention_k_eq_v"] else None
+    local = config["num_key_value_heads"]
+    found = {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": sliding,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "attention.head_count_kv": [local if one else all_heads or local for one in sliding],
+    }
+    for suffix, name in (("", "global_head_dim"), ("_swa", "head_dim")):
+        names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        found |= {key + suffix: config[name] for key in names}
     return found
 
 
@@ -269,6 +294,11 @@ def _rope(config: Config, tensors: dict[str, Array]) -> dict[str, Any]:
         found["rope.scaling.attn_factor"] = float(settings["short_mscale"])
         for name in ("long", "short"):
             tensors[f"rope_factors_{name}.weight"] = np.array(settings[f"{name}_factor"], np.float32)
+    if kind == "proportional":
+        pairs, turning = config["global_head_dim"] // 2, int(config["global_head_dim"] * share / 2)
+        factors = np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
+        tensors.setdefault("rope_freqs.weight", factors)
+        del found["rope.dimension_count"]
     if kind == "llama3":
         tensors["rope_freqs.weight"] = _llama3(settings, theta, dim)
     return found
@@ -325,6 +355,10 @@ def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict
         rest = rest.replace(f".{short}.", f".{part}.")
     if rest == "self_attn.sinks":
         return {f"{at}attn_sinks.weight": array}
+    if rest == "layer_scalar":
+        return {f"{at}layer_output_scale.weight": array}
+    if rest in ("mlp.gate.scale", "mlp.gate.per_expert_scale"):
+        return {f"{at}{'ffn_gate_inp' if rest == 'mlp.gate.scale' else 'ffn_down_exps'}.scale": array}
     if rest.endswith("e_score_correction_bias"):
         return {f"{at}exp_probs_b.bias": array.reshape(-1)}
     if architecture == "qwen35moe":
@@ -401,12 +435,14 @@ def _tiles(rows: Array, key_heads: int, heads: int) -> Array:
 
 
 def _fused(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """In layers that have all three."""
     parts = [name for name in tensors if re.fullmatch(r"blk\.\d+\.attn_q\.\w+", name)]
-    gone = {name.replace("attn_q", f"attn_{part}") for name in parts for part in "qkv"}
+    threes = [[name.replace("attn_q", f"attn_{part}") for part in "qkv"] for name in parts]
+    threes = [three for three in threes if all(name in tensors for name in three)]
+    gone = {name for three in threes for name in three}
     found = {name: array for name, array in tensors.items() if name not in gone}
-    for name in parts:
-        three = [tensors[name.replace("attn_q", f"attn_{part}")] for part in "qkv"]
-        found[name.replace("attn_q", "attn_qkv")] = np.concatenate(three)
+    for three in threes:
+        found[three[0].replace("attn_q", "attn_qkv")] = np.concatenate([tensors[name] for name in three])
     return found
 
 

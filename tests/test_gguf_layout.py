@@ -8,6 +8,7 @@ tools/compare_gguf_with_llama_cpp.py compares.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from colibri.convert.gguf import blocks
 from colibri.convert.gguf.architectures import config_of
 from colibri.convert.gguf.container import GgufFile, open_gguf
 from colibri.convert.gguf.layout import layout_of
+from colibri.convert.gguf.records import ARCHITECTURES
 from colibri.convert.keys import Keys
-from colibri.convert.registry import family_of
+from colibri.convert.registry import family_of, known
 from colibri.errors import ColibriError, ConversionError
 from colibri.format import read_container, read_entry
 
@@ -45,6 +47,12 @@ LONGROPE = {
     "long_mscale": 1.25,
 }
 GEMMA3 = {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+GEMMA4_ROPE = {
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 5e5, "rope_type": "proportional", "partial_rotary_factor": 7 / 12},
+        "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"},
+    }
+}
 LLAMA4 = {"floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]}
 # Maker and its options, options of the GGUF file.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -111,6 +119,14 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ernie4_5-moe, every second": ("ernie4_5_moe", {"n_layers": 4, "placed": (1, -1, 2)}, {}),
     "minimax-m2": ("minimax_m2", {}, {}),
     "gemma3": ("gemma3_text", {"n_layers": 6, "cap": 20.0, "config_extra": GEMMA3}, {}),
+    "gemma4": ("gemma4_text", {}, {}),
+    "gemma4, experts apart": ("gemma4_text", {"n_layers": 6}, {"experts": "apart"}),
+    "gemma4, dense, values apart": ("gemma4_text", {"moe": False, "same": False, "cap": None}, {}),
+    "gemma4, the same heads": ("gemma4_text", {"full_head_dim": 16, "n_full_kv_heads": 2}, {}),
+    "gemma4, another share": ("gemma4_text", {"full_head_dim": 24, "rope": GEMMA4_ROPE}, {}),
+    "gemma4, fused": ("gemma4_text", {}, {"fused_qkv": True, "experts": "fused"}),
+    "gemma4, all fused": ("gemma4_text", {"same": False}, {"fused_qkv": True}),
+    "qwen3next, fused": ("qwen3_next", {"delta": (2, 4, 16, 16)}, {"fused_qkv": True}),
     "llama4": ("llama4_text", {"chunk": 8192, "config_extra": LLAMA4}, {}),
     "qwen3next": ("qwen3_next", {"delta": (2, 4, 16, 16)}, {}),
     "qwen3next, dense between": ("qwen3_next", {"delta": (2, 4, 16, 24), "mlp_only_layers": [1]}, {}),
@@ -163,11 +179,20 @@ def test_both_conversions_are_equal(tmp_path: Path, name: str) -> None:
 
 
 def test_every_architecture_is_compared() -> None:
-    from colibri.convert.gguf.records import ARCHITECTURES
-
     of = gguf_files.ARCHITECTURES | {"qwen3_5_moe": "qwen35moe"}
     compared = {of[family] for family, _, _ in CASES.values()}
     assert compared == set(ARCHITECTURES)
+
+
+def test_the_docs_say_what_each_family_is_in_gguf() -> None:
+    """Every model_type, and every architecture beside the one that it becomes."""
+    text = (Path(__file__).parent.parent / "docs" / "GGUF.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[\w`, -]+`) \| (`[\w.-]+`|none\b.*) \|$", text, re.MULTILINE)
+    said = {name: to for names, to in rows for name in re.findall(r"`([^`]+)`", names)}
+    assert set(said) == set(known())
+    assert {to.strip("`") for to in said.values() if to[0] == "`"} == set(ARCHITECTURES)
+    for name, record in ARCHITECTURES.items():
+        assert f"`{name}`" in [to for of, to in said.items() if known()[of] is known()[record.model_type]]
 
 
 def test_factors_of_frequencies(tmp_path: Path) -> None:
@@ -252,6 +277,68 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "lfm2",
         {"tensors": {"output_norm.weight": np.ones(64, np.float32)}},
         r"not part of the model.*output_norm\.weight",
+    ),
+    "inputs by layer": (
+        "gemma4_text",
+        {"keys": {"embedding_length_per_layer_input": 256}},
+        r"gemma4\.embedding_length_per_layer_input = 256; expected 0",
+    ),
+    "shared keys and values": (
+        "gemma4_text",
+        {"keys": {"attention.shared_kv_layers": 1}},
+        r"gemma4\.attention\.shared_kv_layers = 1; expected 0",
+    ),
+    "a window in the last layer": (
+        "gemma4_text",
+        {"keys": {"attention.sliding_window_pattern": [True, False, True]}},
+        "expected false for the last layer",
+    ),
+    "no window": ("gemma4_text", {"keys": {"attention.sliding_window": 0}}, "sliding_window is 0"),
+    "layers of a kind unlike": (
+        "gemma4_text",
+        {"keys": {"attention.head_count_kv": [1, 2, 1]}},
+        r"is \[1, 2, 1\]; expected one number for all layers of a kind",
+    ),
+    "layers without heads": (
+        "gemma4_text",
+        {"keys": {"attention.head_count_kv": [2, 2, 0]}},
+        r"is \[2, 2, 0\]; expected one number",
+    ),
+    "local heads not said": (
+        "gemma4_text",
+        {"remove": ["attention.key_length_swa"]},
+        r"key_length_swa is absent",
+    ),
+    "a part of a local head": (
+        "gemma4_text",
+        {"keys": {"rope.dimension_count_swa": 8}},
+        r"dimension_count_swa is 8; expected 16",
+    ),
+    "scaled frequencies": (
+        "gemma4_text",
+        {"keys": {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}},
+        r"rope\.scaling\.type is 'linear'; expected none",
+    ),
+    "no factors": ("gemma4_text", {"without": "rope_freqs"}, r"rope_freqs\.weight is absent"),
+    "factors between": (
+        "gemma4_text",
+        {"tensors": {"rope_freqs.weight": np.array([1.0] * 4 + [8.0] * 12, np.float32)}},
+        r"1\.0, 8\.0.*expected 16 factors, 1 for each frequency",
+    ),
+    "factors of fewer": (
+        "gemma4_text",
+        {"tensors": {"rope_freqs.weight": np.ones(8, np.float32)}},
+        "is 8 numbers.*expected 16 factors",
+    ),
+    "experts without a router": (
+        "gemma4_text",
+        {"without": r"blk\.0\.ffn_gate_inp\.weight"},
+        "expert_count is 6; expected 0",
+    ),
+    "values in some layers": (
+        "gemma4_text",
+        {"tensors": {"blk.2.attn_v.weight": np.ones((32, 64), np.float32)}, "without": r"blk\.2\.attn_k\."},
+        r"absent: blk\.2\.attn_k\.weight",
     ),
     "too few layers": ("llama", {"keys": {"attention.head_count_kv": [2]}}, "one value, or 2"),
     "more extra layers": ("llama", {"keys": {"nextn_predict_layers": 2}}, "nextn_predict_layers is 2"),
@@ -364,7 +451,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral", "deepseek2, V3", "gpt-oss", "gemma3", "llama4", "qwen35moe", "lfm2moe"]
+    "name", ["mixtral", "deepseek2, V3", "gpt-oss", "gemma3", "gemma4", "llama4", "qwen35moe", "lfm2moe"]
 )
 def test_any_value_of_any_key_is_read_or_refused(tmp_path: Path, name: str) -> None:
     """Quickly and without much memory; None removes the key. Case 14."""

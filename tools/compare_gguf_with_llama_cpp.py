@@ -39,11 +39,13 @@ Logits = npt.NDArray[np.float32]
 
 
 class Case(NamedTuple):
-    """`differs`: why our logits are not llama.cpp's on purpose; "" where they must be."""
+    """`differs`: why our logits are not llama.cpp's on purpose; "" where they must be. `fused`: queries, keys
+    and values in one matrix."""
 
     family: str
     options: dict[str, Any] = {}
     differs: str = ""
+    fused: bool = False
 
 
 def yarn(factor: float, original: int, **others: float) -> dict[str, Any]:
@@ -83,6 +85,7 @@ SPARSE_MIXER = "llama.cpp takes a softmax of all for SparseMixer"
 CASES: dict[str, Case] = {
     "llama": Case("llama"),
     "llama, biases": Case("llama", {"qkv_bias": True}),
+    "llama, biases, fused": Case("llama", {"qkv_bias": True}, fused=True),
     "llama, tied": Case("llama", {"tied": True}),
     "llama, llama3 RoPE": Case("llama", {"rope": {"rope_theta": 500000.0, "rope_scaling": LLAMA3}}),
     "llama, linear RoPE": Case(
@@ -166,21 +169,29 @@ CASES: dict[str, Case] = {
     "ernie4_5-moe": Case("ernie4_5_moe", {"n_ff": 192}),
     "minimax-m2": Case("minimax_m2", {"config_extra": SIGMOID}),
     "gemma3": Case("gemma3_text", {"n_layers": 6, "config_extra": GEMMA3}),
+    "gemma4": Case(
+        "gemma4_text", {"n_layers": 6}, "the table of GELU tips the choice of experts that are near"
+    ),
+    "gemma4, all experts": Case("gemma4_text", {"n_layers": 6, "n_experts_used": 6}),
+    "gemma4, dense, values apart": Case("gemma4_text", {"moe": False, "same": False}),
+    "gemma4, dense, fused": Case("gemma4_text", {"moe": False}, fused=True),
     "llama4": Case("llama4_text", {"chunk": 8192, "config_extra": LLAMA4}),
     "qwen3next": Case("qwen3_next", {"delta": (2, 4, 16, 16)}),
+    "qwen3next, fused": Case("qwen3_next", {"delta": (2, 4, 16, 16)}, fused=True),
     "qwen35moe": Case("qwen3_5_moe", {"delta": (2, 6, 16, 16)}),
     "lfm2": Case("lfm2", {"config_extra": LFM2}),
+    "lfm2, fused": Case("lfm2", {"config_extra": LFM2}, fused=True),
     "lfm2, no adjusted width": Case(
         "lfm2", {"n_ff": 144, "config_extra": LFM2 | {"block_auto_adjust_ff_dim": False}}
     ),
     "lfm2moe": Case("lfm2_moe"),
 }
 
-# Run by the Python of the converter: source, checkpoint, file to write.
+# Run by the Python of the converter: source, checkpoint, file to write, "fused" or "".
 CONVERTER = """
 import logging, sys
 from pathlib import Path
-source, checkpoint, out = map(Path, sys.argv[1:])
+source, checkpoint, out = map(Path, sys.argv[1:4])
 sys.path[:0] = [str(source), str(source / "gguf-py")]
 import gguf, torch, transformers
 from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
@@ -193,7 +204,8 @@ cls = get_model_class(get_model_architecture(ModelBase.load_hparams(checkpoint, 
 cls.no_mtp = True
 cls.set_vocab = lambda self: self._set_vocab_gpt2()
 with torch.inference_mode():
-    cls(checkpoint, gguf.LlamaFileType.ALL_F32, out, eager=True).write()
+    fused = sys.argv[4] == "fused"
+    cls(checkpoint, gguf.LlamaFileType.ALL_F32, out, eager=True, fuse_qkv=fused).write()
 """
 
 
@@ -236,6 +248,7 @@ def compare(case: Case, directory: Path, arguments: argparse.Namespace) -> Resul
     hf, gguf = directory / "hf", directory / "model.gguf"
     checkpoints.FAMILIES[case.family](hf, storage="f32", **case.options)
     command = [arguments.python, "-c", CONVERTER, arguments.llama_cpp, hf, gguf]
+    command.append("fused" if case.fused else "")
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"llama.cpp's converter failed on {case.family}:\n{done.stderr[-2000:]}")
