@@ -318,6 +318,49 @@ def test_run_tells_errors_and_a_link_keeps_its_name(
     assert os.listdir(tmp_path / "cache")[0].startswith("model.gguf-as_stored-")
 
 
+def test_run_requantizes_as_convert_does(
+    tmp_path: Path, plain: Path, call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    stored(plain, tmp_path / "a.gguf", {"_exps": "IQ4_XS"})
+    words = ("run", tmp_path / "a.gguf", "Once", "--max-tokens", 4)
+    refused = call(*words)
+    assert refused.status == 1 and "IQ4_XS, which would be rounded a second time" in refused.err
+    assert "--requantize" in refused.err and os.listdir(tmp_path / "cache") == []
+    first = call(*words, "--requantize")
+    assert first.status == 0 and "once (as stored, requantized), to be kept as" in first.err
+    assert "matrices in IQ4_XS, 18 of them, are stored as q4, which rounds them" in first.err
+    second = call(*words, "--requantize")
+    assert (second.status, second.out) == (0, first.out) and "Converting" not in second.err
+    with colibri.load(tmp_path / "a.gguf", requantize=True) as model:
+        assert model.path.name in os.listdir(tmp_path / "cache")
+        assert model.path.name.startswith("a.gguf-as_stored-requantized-")
+    whole = convert(tmp_path / "a.gguf", tmp_path / "whole.colibri", requantize=True)
+    assert whole.path.read_bytes() == model.path.read_bytes()
+    assert call(*words).status == 1  # unasked it is not taken out of the cache
+    assert len(os.listdir(tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize("source", ["plain", "directory", "demo", "file"])
+def test_requantize_without_effect_is_an_error(
+    tmp_path: Path, plain: Path, call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    model: Path | str = plain if source == "plain" else "demo" if source == "demo" else tmp_path / source
+    if source == "directory":
+        checkpoints.llama(tmp_path / source)
+    if source == "file":
+        convert(plain, tmp_path / source)
+    with pytest.raises(ArgumentError, match="requantize.* has no effect"):
+        colibri.load(model, requantize=True)
+    for command in (("run", model, "Once"), ("bench", model)):
+        told = call(*command, "--requantize")
+        assert told.status == 2 and "requantize has no effect" in told.err, told.err
+    told = call("bench", "--synthetic", "mixtral-tiny", "--requantize")
+    assert told.status == 2 and "--requantize has no effect" in told.err
+    assert not (tmp_path / "cache").exists() or os.listdir(tmp_path / "cache") == []
+
+
 def test_the_account_names_the_keys_of_the_file(plain: Path, call: Callable[..., Result]) -> None:
     told = call("convert", "--explain", plain).out
     assert f"llama.embedding_length = {HIDDEN}" in told and f"llama.expert_count = {N_EXPERTS}" in told

@@ -36,10 +36,11 @@ def resolve(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
+    requantize: bool = False,
 ) -> Path:
     """The `.colibri` file of `model`: "demo", such a file, or a Hugging Face directory or GGUF file, which is
-    converted the first time, to types as convert() takes them. `notify` gets a sentence when a conversion
-    starts, and its notes; `progress` follows it.
+    converted the first time, to types and with requantize as convert() takes them. `notify` gets a sentence
+    when a conversion starts, and its notes; `progress` follows it.
     """
     name = os.fspath(model)
     if not name:
@@ -58,6 +59,7 @@ def resolve(
         weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
         headers = open_headers(path)
         types = str(chosen_types(headers, type, experts, dense, output))
+        types += ", requantized" if requantize else ""
         told = notify or (lambda text: None)
 
         def converting(target: Path) -> Path:
@@ -65,7 +67,14 @@ def resolve(
 
             # As given, not as in types: convert() refuses what has no effect.
             report = convert(
-                path, target, type, experts=experts, dense=dense, output=output, progress=progress
+                path,
+                target,
+                type,
+                experts=experts,
+                dense=dense,
+                output=output,
+                requantize=requantize,
+                progress=progress,
             )
             for remark in [*report.notes, *report.error_notes()]:
                 told(f"note: {remark}")

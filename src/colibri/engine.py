@@ -56,6 +56,7 @@ def load(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
+    requantize: bool = False,
     residency: str = "mapped",
     prefetch: bool = True,
     pin: bool = False,
@@ -69,8 +70,9 @@ def load(
     evaluated together, 1024 by default.
     type: the weight type, "q8" (default), "q6", "q4", "bf16" or "f32", that a directory is converted to;
     experts, dense (attention, shared experts, dense feed-forward), output (embedding, output head): another
-    type for these; an error for what is not converted. A conversion is announced to the logger "colibri",
-    level INFO.
+    type for these; requantize: types of GGUF below 4 bits and non-linear ones may be rounded a second time.
+    Each is an error where nothing is converted. A conversion is announced to the logger "colibri", level
+    INFO.
     residency: "mapped" leaves the weights in the page cache and, with prefetch, reads them ahead in a thread
     while the model is in use already; "resident" copies them into private memory in huge pages first, which
     is read faster and takes the memory twice until the page cache lets go. pin: each thread but the caller's
@@ -82,13 +84,23 @@ def load(
     """
     chosen = Opening(threads, context, max_batch, chunk, residency, prefetch, pin, progress)
     name = os.fspath(path)
-    for key, value in (("type", type), ("experts", experts), ("dense", dense), ("output", output)):
+    given = {"type": type, "experts": experts, "dense": dense, "output": output}
+    for key, value in {**given, "requantize": requantize or None}.items():
         if value is not None and (name == DEMO or not is_source(Path(name))):
             raise ArgumentError(
                 f"{key}={value!r} has no effect: {name} is neither a Hugging Face directory nor a GGUF file, "
                 "so nothing is converted"
             )
-    return Model(resolve(name, type, notify=_log.info, experts=experts, dense=dense, output=output), chosen)
+    file = resolve(
+        name,
+        type,
+        notify=_log.info,
+        experts=experts,
+        dense=dense,
+        output=output,
+        requantize=requantize,
+    )
+    return Model(file, chosen)
 
 
 class Model:

@@ -19,6 +19,7 @@ from colibri.cli.report import (
     ExpertsType,
     OutputType,
     PinThreads,
+    Requantize,
     ResidencyKind,
     bytes_text,
     note,
@@ -95,6 +96,7 @@ def run_model(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    requantize: Requantize = False,
     residency: ResidencyKind = "mapped",
     prefetch: Annotated[
         bool, typer.Option(help="Read mapped weights ahead, while the model is in use already.")
@@ -140,7 +142,7 @@ def run_model(
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
     if not chat:
         prompt = _prompt(prompt)
-    file = resolve_model(model, types)
+    file = resolve_model(model, types, requantize)
     with progress_bar(f"reading {file.name}") as bar:
         follow = None if residency == "mapped" else lambda done, total: bar(done, total, "")
         opened = load(file, progress=follow, **opening)
