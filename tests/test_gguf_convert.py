@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ import checkpoints
 import colibri
 import gguf_files
 from colibri import cached, quantize
+from colibri.cache import resolve
 from colibri.convert import convert, explain
 from colibri.convert.gguf import blocks
 from colibri.convert.gguf.blocks import HELD, Blocks
@@ -401,24 +404,86 @@ def test_a_folder_and_any_part_share_one_conversion(
 
 
 def test_the_cache_keeps_its_limit(tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every moment: room is made before a file is begun."""
     monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
     told: list[str] = []
-    from colibri.cache import resolve
+    taken: list[int] = []
+
+    def look(_done: int, _total: int, _name: str) -> None:
+        taken.append(sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()))
 
     paths = [resolve(plain, type, notify=told.append) for type in ("q8", "q6")]
     resolve(plain, "q8")  # used again: now the other one goes first
     sizes = [path.stat().st_size for path in paths]
     limit = sizes[0] + sizes[1]
     monkeypatch.setenv("COLIBRI_CACHE_LIMIT", str(limit))
-    third = resolve(plain, "q4", notify=told.append)
+    third = resolve(plain, "q4", notify=told.append, progress=look)
     assert sorted(os.listdir(tmp_path / "cache")) == sorted([paths[0].name, third.name])
-    assert [text for text in told if text.startswith("removed")] == [
-        f"removed {paths[1]}, unused since {told[-1].split('since ')[1]}"
-    ]
-    assert sum(one.bytes for one in cached.kept_models()) <= limit
+    removed = [text for text in told if text.startswith("removed")]
+    assert len(removed) == 1 and removed[0].startswith(f"removed {paths[1]}, unused since 20")
+    assert max(taken) <= limit and taken[-1] > sizes[0]
+
+
+def test_a_file_larger_than_the_limit_is_an_error_before_the_work(
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Result]
+) -> None:
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    small, size = resolve(plain, "q4"), convert(plain, tmp_path / "a.colibri", "bf16").bytes
+    monkeypatch.setenv("COLIBRI_CACHE_LIMIT", str(size - 1))
+    with pytest.raises(ArgumentError, match=f"may take {size - 1:,} bytes, .* takes {size:,}; raise"):
+        resolve(plain, "bf16", progress=lambda *_: pytest.fail("something was written"))
+    assert os.listdir(tmp_path / "cache") == [small.name]  # nothing went for nothing
+    told = call("run", plain, "Once", "--type", "bf16")
+    assert told.status == 2 and "COLIBRI_CACHE_LIMIT" in told.err
+    monkeypatch.setenv("COLIBRI_CACHE_LIMIT", str(size))
+    fits = resolve(plain, "bf16")
+    assert os.listdir(tmp_path / "cache") == [fits.name]
     monkeypatch.setenv("COLIBRI_CACHE_LIMIT", "1KiB")
-    alone = resolve(plain, "bf16")
-    assert os.listdir(tmp_path / "cache") == [alone.name]  # what is in use stays, whatever its size
+    told = call("bench", "--synthetic", "mixtral-tiny")
+    assert told.status == 2 and "COLIBRI_CACHE_LIMIT: the cache may take 1,024 bytes" in told.err
+    assert len(os.listdir(tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError, SystemExit])
+def test_an_interrupted_conversion_leaves_nothing_in_the_cache(
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+
+    def stop(done: int, _total: int, _name: str) -> None:
+        assert done and len(os.listdir(tmp_path / "cache")) == 1
+        raise kind
+
+    with pytest.raises(kind):
+        resolve(plain, progress=stop)
+    assert os.listdir(tmp_path / "cache") == []
+    assert resolve(plain).is_file()  # and no lock
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_one_at_a_time_writes_into_the_cache(
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    """Who waits says so, and uses the file if it has been made meanwhile."""
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    begun, waits = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def hold(_done: int, _total: int, _name: str) -> None:
+        begun.set()
+        assert waits.wait(60)
+
+    def notify(text: str) -> None:
+        told.append(text)
+        waits.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(resolve, plain, "q8", hold)
+        assert begun.wait(60)
+        second = resolve(plain, "q8" if same else "q4", notify=notify)
+    assert told[0] == f"Waiting: another process writes into {tmp_path / 'cache'}."
+    assert (second == first.result()) == same == (len(told) == 1)
+    assert len(os.listdir(tmp_path / "cache")) == (1 if same else 2)
 
 
 @pytest.mark.parametrize(

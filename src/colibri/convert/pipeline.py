@@ -79,6 +79,7 @@ def convert(
     context: int | None = None,
     requantize: bool = False,
     progress: Progress | None = None,
+    planned: Callable[[int], object] | None = None,
     overwrite: bool = True,
     require_tokenizer: bool = True,
 ) -> ConversionReport:
@@ -91,6 +92,8 @@ def convert(
     context: the longest text that the file is for, at most and by default what config.json says; RoPE of type
     longrope has one set of frequencies for texts up to its original length, the default, and one beyond.
     requantize: types of GGUF below 4 bits and non-linear ones may be rounded a second time.
+    planned(bytes) is called once everything is checked and nothing is written, with the size of the file;
+    what it raises comes out.
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
@@ -105,6 +108,8 @@ def convert(
         plan = prepare(checkpoint, request, read)
         errors = Errors()
         writer = Writer(out, plan.config, plan.types, plan.blobs)
+        if planned is not None:
+            planned(writer.bytes)
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
