@@ -33,6 +33,7 @@ import checkpoints  # noqa: E402
 from colibri.convert import convert  # noqa: E402
 from colibri.format import read_container, read_entry  # noqa: E402
 from fixtures.native import engine  # noqa: E402
+from gguf_settings import GEMMA3, LINEAR, LLAMA3, LLAMA4, LONGROPE, same, yarn  # noqa: E402
 
 POSITIONS = 256
 Logits = npt.NDArray[np.float32]
@@ -48,29 +49,6 @@ class Case(NamedTuple):
     fused: bool = False
 
 
-def yarn(factor: float, original: int, **others: float) -> dict[str, Any]:
-    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    return {"rope_theta": 10000.0, "rope_scaling": scaling | others}
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "original_max_position_embeddings": 256,
-    "short_factor": [1 + 0.05 * i for i in range(8)],
-    "long_factor": [1 + 0.5 * i for i in range(8)],
-    "short_mscale": 1.0606601717798212,  # what the converter computes of the lengths
-    "long_mscale": 1.0606601717798212,
-}
-# llama.cpp has a fixed step between layers that see all, and constants in place of keys.
-LLAMA4 = {"floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]}
-GEMMA3 = {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
 # 96 wide: two thirds of 144, as files from before the plain spelling have it.
 LFM2 = {
     "intermediate_size": 144,
@@ -87,10 +65,8 @@ CASES: dict[str, Case] = {
     "llama, biases": Case("llama", {"qkv_bias": True}),
     "llama, biases, fused": Case("llama", {"qkv_bias": True}, fused=True),
     "llama, tied": Case("llama", {"tied": True}),
-    "llama, llama3 RoPE": Case("llama", {"rope": {"rope_theta": 500000.0, "rope_scaling": LLAMA3}}),
-    "llama, linear RoPE": Case(
-        "llama", {"rope": {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}}
-    ),
+    "llama, llama3 RoPE": Case("llama", {"rope": LLAMA3}),
+    "llama, linear RoPE": Case("llama", {"rope": LINEAR}),
     "mistral as llama": Case("mistral"),
     "mixtral as llama": Case("mixtral"),
     "mixtral as llama, wide heads": Case("mixtral", {"head_dim": 24}),
@@ -161,7 +137,7 @@ CASES: dict[str, Case] = {
         {
             "noise": 0.01,
             "config_extra": PHI,
-            "rope": {"rope_theta": 10000.0, "rope_scaling": LONGROPE},
+            "rope": LONGROPE,
         },
         SPARSE_MIXER,
     ),
@@ -273,13 +249,6 @@ def unequal(hf: Path, gguf: Path) -> list[str]:
         return [*fields, "the list of entries"]
     entries = [name for name in names if not same(name, read_entry(first, name), read_entry(other, name))]
     return [name for name in fields if name != "n_vocab_used"] + entries
-
-
-def same(name: str, expected: bytes, found: bytes) -> bool:
-    """A rate's logarithm is stored as the rate, which rounds twice."""
-    if not name.endswith("delta_log_rate"):
-        return expected == found
-    return bool(np.abs(np.frombuffer(expected, "<f4") - np.frombuffer(found, "<f4")).max() < 5e-7)
 
 
 def llama_cpp_logits(path: Path, ids: list[int]) -> Logits:

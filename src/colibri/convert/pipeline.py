@@ -155,8 +155,7 @@ def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
         )
     if not os.access(real.parent, os.W_OK):
         raise ModelIOError(f"Cannot write {out}: no permission to create files in {real.parent}.")
-    beside = checkpoint.files if checkpoint.gguf is not None else checkpoint.path.iterdir()
-    if not is_container(real) and any(real == file.resolve() for file in beside):
+    if not is_container(real) and any(real == file.resolve() for file in checkpoint.beside()):
         raise ConversionError(f"The output {out} is a file of the source checkpoint. Choose another name.")
     if real.exists() and not (overwrite and is_container(real)):
         kind = "exists already" if overwrite is False else "exists and is not a .colibri file"
