@@ -72,6 +72,8 @@ def test_run_tells_errors_and_a_link_keeps_its_name(
     monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
     stored(plain, tmp_path / "0a1b2c", {r"ffn_\w+_exps": "Q4_1"})
     (tmp_path / "model.gguf").symlink_to(tmp_path / "0a1b2c")
+    assert call("run", tmp_path / "0a1b2c", "Once", "--max-tokens", 2).status == 0  # by its first bytes
+    assert call("cache", "--clear").status == 0
     told = call("run", tmp_path / "model.gguf", "Once", "--max-tokens", 2)
     assert told.status == 0 and re.search(r"note: errors of what was rounded .* experts \d", told.err)
     assert os.listdir(tmp_path / "cache")[0].startswith("model.gguf-as_stored-")

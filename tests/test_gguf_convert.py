@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +28,14 @@ from colibri.errors import ArgumentError, ConversionError
 from colibri.format import read_container, read_entry
 from gguf_bytes import Tensor, gguf_bytes
 from test_cli import Result, call
+from test_convert import peak_of
 from test_gguf_blocks import SCALES, random_blocks
 
 __all__ = ["call"]  # a fixture
 HIDDEN, N_FF, N_EXPERTS = 256, 512, 3
+# Below 4 bits, or not linear.
+RARE = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"]
+RARE += ["TQ1_0", "TQ2_0", "NVFP4"]
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +77,12 @@ def stored(plain: Path, out: Path, types: Mapping[str, str]) -> dict[str, npt.ND
 
 def small_blocks(dtype: str, rows: int, cols: int, seed: int) -> npt.NDArray[np.uint8]:
     """Random codes with scales of a size that weights have."""
+    if dtype in RARE:  # whose scales lie anywhere
+        rng, width = np.random.default_rng(seed), blocks.sizes()[dtype][1]
+        drawn = rng.integers(0, 256, (2000, width), np.uint8)
+        largest = np.abs(blocks.widen(Blocks(drawn, dtype))).max(axis=1)
+        fitting = drawn[(largest > 1e-2) & (largest < 1)]
+        return np.take(fitting, rng.integers(0, len(fitting), (rows, cols // blocks.sizes()[dtype][0])), 0)
     data = random_blocks(dtype, rows, cols, seed)
     at = {"Q2_K": (80, 82), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)} | SCALES
     for place in at.get(dtype, (0,)):
@@ -162,13 +173,14 @@ def test_each_matrix_keeps_its_own_type(tmp_path: Path, plain: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "type"), [("Q4_1", "q6"), ("Q5_1", "q6"), ("Q5_K", "q6"), ("Q2_K", "q4"), ("IQ4_XS", "q4")]
+    ("dtype", "type"),
+    [("Q4_1", "q6"), ("Q5_1", "q6"), ("Q5_K", "q6"), ("Q2_K", "q4"), *((rare, "q4") for rare in RARE)],
 )
 def test_what_is_rounded_is_told_with_its_error(
     tmp_path: Path, plain: Path, dtype: str, type: str, call: Callable[..., Result]
 ) -> None:
     values = stored(plain, tmp_path / "a.gguf", {"_exps": dtype})
-    options = ["--requantize"] if dtype.startswith("IQ") else []
+    options = ["--requantize"] if dtype in RARE else []
     out = tmp_path / "a.colibri"
     result = call("convert", tmp_path / "a.gguf", out, *options)
     assert result.status == 0, result.err
@@ -240,6 +252,17 @@ def test_a_second_rounding_of_few_bits_wants_consent(tmp_path: Path, plain: Path
     assert os.listdir(tmp_path).count("a.colibri") == 1
 
 
+def test_a_type_that_nothing_decodes_is_refused_by_name(
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(plain, tmp_path / "a.gguf", {"_exps": "IQ4_XS"})
+    monkeypatch.setattr(blocks, "decodable", lambda: frozenset(HELD))
+    with pytest.raises(
+        ConversionError, match="exps.weight in a.gguf is stored as IQ4_XS; expected a type of"
+    ):
+        convert(tmp_path / "a.gguf", tmp_path / "a.colibri", requantize=True)
+
+
 @pytest.mark.parametrize("pattern", ["output_norm", "ffn_gate_inp"])
 def test_vectors_and_routers_in_other_types(tmp_path: Path, plain: Path, pattern: str) -> None:
     values = stored(plain, tmp_path / "a.gguf", {pattern: "F16"})
@@ -266,6 +289,18 @@ def test_a_damaged_block_is_told_by_its_place(tmp_path: Path, plain: Path) -> No
     with pytest.raises(ConversionError, match=r"ffn_up_exps.weight\[1, 7, 0\]: its row in Q8_0 has a"):
         convert(tmp_path / "a.gguf", tmp_path / "a.colibri")
     assert os.listdir(tmp_path) == ["a.gguf"]
+
+
+@pytest.mark.parametrize("asked", [None, "q8"])
+@pytest.mark.parametrize("dtype", ["F32", "Q4_K"])
+def test_memory_stays_far_below_one_tensor(tmp_path: Path, dtype: str, asked: str | None) -> None:
+    """An embedding of 32 MiB as float32, moved or rounded; numpy is traced."""
+    options: dict[str, Any] = {"n_layers": 1, "hidden": 256, "tied": True, "vocab": 300}
+    source = checkpoints.llama(tmp_path / "hf", storage="f32", extra_rows=32_000, **options)
+    large = gguf_files.write(source, tmp_path / "large.gguf")
+    stored(large, tmp_path / "a.gguf", {"token_embd": dtype})
+    peak = peak_of(lambda: convert(tmp_path / "a.gguf", tmp_path / "a.colibri", asked))
+    assert peak < 20 << 20, f"{peak >> 20} MiB"
 
 
 def test_the_account_names_the_keys_of_the_file(plain: Path, call: Callable[..., Result]) -> None:

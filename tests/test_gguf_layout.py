@@ -24,6 +24,7 @@ from colibri.format import read_container, read_entry
 from gguf_names import ARCHITECTURES as BY_MODEL_TYPE
 from gguf_settings import GEMMA3, LINEAR, LLAMA3, LLAMA4, LONGROPE, same, yarn
 
+KINDS_OF_62 = [("sliding" if (n + 1) % 6 else "full") + "_attention" for n in range(62)]
 GEMMA4_ROPE = {
     "rope_parameters": {
         "full_attention": {"rope_theta": 5e5, "rope_type": "proportional", "partial_rotary_factor": 7 / 12},
@@ -104,6 +105,24 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma4, all fused": ("gemma4_text", {"same": False}, {"fused_qkv": True}),
     "qwen3next, fused": ("qwen3_next", {"delta": (2, 4, 16, 16)}, {"fused_qkv": True}),
     "llama4": ("llama4_text", {"chunk": 8192, "config_extra": LLAMA4}, {}),
+    "llama4, all see all": (
+        "llama4_text",
+        {
+            "chunk": None,
+            "config_extra": LLAMA4 | {"no_rope_layers": [1] * 4, "attn_temperature_tuning": False},
+        },
+        {"keys": {"attention.sliding_window": 0}},
+    ),
+    "llama4, 128 experts": (
+        "llama4_text",
+        {"chunk": 8192, "n_experts": 128, "n_ff_expert": 8, "qk_norm": False, "config_extra": LLAMA4},
+        {},
+    ),
+    "gemma3, 62 layers": (
+        "gemma3_text",
+        {"n_layers": 62, "head_dim": 24, "config_extra": GEMMA3 | {"layer_types": KINDS_OF_62}},
+        {},
+    ),
     "qwen3next": ("qwen3_next", {"delta": (2, 4, 16, 16)}, {}),
     "qwen3next, dense between": ("qwen3_next", {"delta": (2, 4, 16, 24), "mlp_only_layers": [1]}, {}),
     "qwen35moe": ("qwen3_5_moe", {"delta": (2, 6, 16, 16)}, {}),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from colibri.convert.checkpoint import Checkpoint, ReadRows, View, reading, stored_bytes, widen
-from colibri.convert.gguf.blocks import HELD, Blocks
+from colibri.convert.gguf.blocks import HELD, PLAIN, Blocks
 from colibri.convert.gguf.repack import repack
 from colibri.convert.mxfp4 import panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
@@ -38,7 +38,8 @@ __all__ = ["CONVERTER_VERSION", "ConversionReport", "convert"]
 Squares = tuple[float, float]  # sums of squared errors and of squares
 Progress = Callable[[int, int, str], object]  # (bytes written, bytes of all tensors, entry name)
 
-_GGML_STEP = 4  # times as many rows at once: moving ggml's blocks is so quick that Python's share would count
+_GGML_STEP = 4  # times as many rows at once: moving ggml's blocks, which are small, is so quick that Python's
+# share would count
 _BLOCKS_AHEAD = 8  # packed blocks, about 1 MiB each, that may wait for the file
 
 
@@ -219,7 +220,7 @@ def _packed(
         return chunk
 
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
-        moved = view.tensor.offset is not None and not is_rounded(view, type)
+        moved = view.tensor.dtype in HELD and view.tensor.dtype not in PLAIN and not is_rounded(view, type)
         step = block_rows(cols) * (_GGML_STEP if moved else 1)
         for first in range(0, rows, step):
             block = read(view, first, min(first + step, rows))
