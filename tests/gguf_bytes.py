@@ -15,18 +15,12 @@ import numpy as np
 CODES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7}
 CODES |= {"u64": 10, "i64": 11, "f64": 12}
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10}
-TYPES |= {
-    "Q3_K": 11,
-    "Q4_K": 12,
-    "Q5_K": 13,
-    "Q6_K": 14,
-    "IQ4_NL": 20,
-    "IQ4_XS": 23,
-    "I32": 26,
-    "BF16": 30,
-    "MXFP4": 39,
-}
+# By number; "-": no type, or none that tests write.
+_NAMES = """
+    F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 - Q2_K Q3_K Q4_K Q5_K Q6_K - IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL
+    IQ3_S IQ2_S IQ4_XS - - I32 - - IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4
+"""
+TYPES = {name: number for number, name in enumerate(_NAMES.split()) if name != "-"}
 
 
 @dataclass

@@ -20,111 +20,10 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from family_names import canonical
+from gguf_names import ARCHITECTURES, CONVOLVED, DELTA, KEYS, LAYER, PARTS, POST_NORMS, ROPE_KEYS
 
 Array = npt.NDArray[Any]
 Config = dict[str, Any]
-ARCHITECTURES = {  # model_type to general.architecture
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe",
-    "olmoe": "olmoe",
-    "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2",
-    "gpt_oss": "gpt-oss",
-    "glm4_moe": "glm4moe",
-    "dots1": "dots1",
-    "granitemoe": "granitemoe",
-    "phimoe": "phimoe",
-    "ernie4_5_moe": "ernie4_5-moe",
-    "minimax_m2": "minimax-m2",
-    "gemma3_text": "gemma3",
-    "llama4_text": "llama4",
-    "qwen3_next": "qwen3next",
-    "qwen3_5_moe_text": "qwen35moe",
-}
-KEYS = {
-    "max_position_embeddings": "context_length",
-    "hidden_size": "embedding_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "intermediate_size": "feed_forward_length",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "num_local_experts": "expert_count",
-    "num_experts": "expert_count",
-    "n_routed_experts": "expert_count",
-    "moe_num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_k": "expert_used_count",
-    "n_shared_experts": "expert_shared_count",
-    "moe_num_shared_experts": "expert_shared_count",
-    "n_group": "expert_group_count",
-    "topk_group": "expert_group_used_count",
-    "routed_scaling_factor": "expert_weights_scale",
-    "first_k_dense_replace": "leading_dense_block_count",
-    "moe_layer_start_index": "leading_dense_block_count",
-    "moe_layer_interval": "interleave_moe_layer_step",
-    "interleave_moe_layer_step": "interleave_moe_layer_step",
-    "q_lora_rank": "attention.q_lora_rank",
-    "kv_lora_rank": "attention.kv_lora_rank",
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
-    "linear_conv_kernel_dim": "ssm.conv_kernel",
-    "linear_key_head_dim": "ssm.state_size",
-    "linear_num_key_heads": "ssm.group_count",
-    "linear_num_value_heads": "ssm.time_step_rank",
-    "full_attention_interval": "full_attention_interval",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
-ROPE_KEYS = {
-    "factor": "factor",
-    "original_max_position_embeddings": "original_context_length",
-    "attention_factor": "yarn_attn_factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-}
-LAYER = {  # below model.layers.N and blk.N, without .weight and .bias
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "self_attn.kv_b_proj": "attn_kv_b",
-    "post_attention_layernorm": "ffn_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
-PARTS = ("gate", "up", "down")
-DELTA = ("qwen3next", "qwen35moe")
-POST_NORMS = ("gpt-oss", "glm4moe", "gemma3", *DELTA)  # of which gemma3 has both
 
 
 def write(
@@ -220,14 +119,38 @@ def _keys(architecture: str, config: Config) -> dict[str, Any]:
         found["expert_feed_forward_length"] = (
             config["intermediate_size"] if architecture == "gpt-oss" else None
         )
+    if architecture == "gemma4":
+        found |= _gemma4(config)
     if architecture == "llama4":
         found["feed_forward_length"] = config["intermediate_size_mlp"]
         found["expert_feed_forward_length"] = config["intermediate_size"]
     if architecture == "qwen35moe":
         found["rope.dimension_sections"] = [1, 1, 0, 0]
+    if architecture in CONVOLVED:
+        of_layers = [kind == "full_attention" for kind in config["layer_types"]]
+        found["attention.head_count_kv"] = [config["num_key_value_heads"] * one for one in of_layers]
+        found["expert_gating_func"] = 2 if architecture == "lfm2moe" else None
     if architecture in DELTA:
         found["ssm.inner_size"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         found["attention.recurrent_layers"] = [kind == "linear_attention" for kind in config["layer_types"]]
+    return found
+
+
+def _gemma4(config: Config) -> dict[str, Any]:
+    """Heads of layers that see all, and under other keys those of layers with a window."""
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    all_heads = config["num_global_key_value_heads"] if config["attention_k_eq_v"] else None
+    local = config["num_key_value_heads"]
+    found = {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": sliding,
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "attention.head_count_kv": [local if one else all_heads or local for one in sliding],
+    }
+    for suffix, name in (("", "global_head_dim"), ("_swa", "head_dim")):
+        names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        found |= {key + suffix: config[name] for key in names}
     return found
 
 
@@ -256,6 +179,11 @@ def _rope(config: Config, tensors: dict[str, Array]) -> dict[str, Any]:
         found["rope.scaling.attn_factor"] = float(settings["short_mscale"])
         for name in ("long", "short"):
             tensors[f"rope_factors_{name}.weight"] = np.array(settings[f"{name}_factor"], np.float32)
+    if kind == "proportional":
+        pairs, turning = config["global_head_dim"] // 2, int(config["global_head_dim"] * share / 2)
+        factors = np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
+        tensors.setdefault("rope_freqs.weight", factors)
+        del found["rope.dimension_count"]
     if kind == "llama3":
         tensors["rope_freqs.weight"] = _llama3(settings, theta, dim)
     return found
@@ -299,7 +227,8 @@ def _tensors(architecture: str, config: Config, source: Mapping[str, Array]) -> 
 
 
 def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict[str, Array]:
-    tops = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+    last = "token_embd_norm" if architecture in CONVOLVED else "output_norm"
+    tops = {"embed_tokens": "token_embd", "norm": last, "lm_head": "output"}
     if not name.startswith("layers."):
         base, kind = name.rsplit(".", 1)
         shifted = array + 1 if base == "norm" and architecture in ("gemma3", *DELTA) else array
@@ -311,6 +240,10 @@ def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict
         rest = rest.replace(f".{short}.", f".{part}.")
     if rest == "self_attn.sinks":
         return {f"{at}attn_sinks.weight": array}
+    if rest == "layer_scalar":
+        return {f"{at}layer_output_scale.weight": array}
+    if rest in ("mlp.gate.scale", "mlp.gate.per_expert_scale"):
+        return {f"{at}{'ffn_gate_inp' if rest == 'mlp.gate.scale' else 'ffn_down_exps'}.scale": array}
     if rest.endswith("e_score_correction_bias"):
         return {f"{at}exp_probs_b.bias": array.reshape(-1)}
     if architecture == "qwen35moe":
@@ -333,8 +266,11 @@ def _renamed(architecture: str, config: Config, name: str, array: Array) -> dict
         count = "num_attention_heads" if to == "attn_q" else "num_key_value_heads"
         heads = config[count] or config["num_attention_heads"]
         array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-    squeezed = array.reshape(-1) if to == "ffn_gate_inp_shexp" else array.squeeze() if "conv" in to else array
-    return {f"{at}{to}.{kind}": squeezed}
+    if to == "ffn_gate_inp_shexp":
+        array = array.reshape(-1)
+    if to.endswith((".conv", "_conv1d")):
+        array = array.squeeze()
+    return {f"{at}{to}.{kind}": array}
 
 
 def _gpt_oss(at: str, name: str, array: Array) -> dict[str, Array]:
@@ -384,12 +320,14 @@ def _tiles(rows: Array, key_heads: int, heads: int) -> Array:
 
 
 def _fused(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """In layers that have all three."""
     parts = [name for name in tensors if re.fullmatch(r"blk\.\d+\.attn_q\.\w+", name)]
-    gone = {name.replace("attn_q", f"attn_{part}") for name in parts for part in "qkv"}
+    threes = [[name.replace("attn_q", f"attn_{part}") for part in "qkv"] for name in parts]
+    threes = [three for three in threes if all(name in tensors for name in three)]
+    gone = {name for three in threes for name in three}
     found = {name: array for name, array in tensors.items() if name not in gone}
-    for name in parts:
-        three = [tensors[name.replace("attn_q", f"attn_{part}")] for part in "qkv"]
-        found[name.replace("attn_q", "attn_qkv")] = np.concatenate(three)
+    for three in threes:
+        found[three[0].replace("attn_q", "attn_qkv")] = np.concatenate([tensors[name] for name in three])
     return found
 
 

@@ -4,6 +4,7 @@ templates, padding, damaged and hostile metadata. Ids of real vocabularies are c
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,23 @@ def test_a_missing_name_is_said_loudly_and_an_unknown_one_refused() -> None:
     files(byte_level(pre="default"), notes=notes)
     loud = [note for note in notes if "answers may be worse" in note]
     assert len(loud) == 2 and "is missing" in loud[0] and "is default" in loud[1]
-    with pytest.raises(ConversionError, match=r"tokenizer.ggml.pre = 'llama-17'.*known are default, llama3"):
+    with pytest.raises(
+        ConversionError, match=r"tokenizer.ggml.pre = 'llama-17'.*nearest of the \d+ .*llama3"
+    ):
         files(byte_level(pre="llama-17"))
+    for name in ("no such rule at all", "x" * 1_000_000):
+        with pytest.raises(
+            ConversionError, match=r"not known here \(all of them: docs/GGUF.md, Pre-token"
+        ) as told:
+            files(byte_level(pre=name))
+        assert len(str(told.value)) < 500
+
+
+def test_the_docs_list_all_names() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "GGUF.md").read_text("utf-8")
+    listed = text.split("### Pre-tokenizers")[1].split("\n## ")[0].split("\n\n")[2]
+    assert re.findall(r"`([^`]+)`", listed) == sorted(OF_NAME)
+    assert f"All {len(OF_NAME)} names" in text
 
 
 # --- which tokens are special

@@ -33,42 +33,29 @@ import checkpoints  # noqa: E402
 from colibri.convert import convert  # noqa: E402
 from colibri.format import read_container, read_entry  # noqa: E402
 from fixtures.native import engine  # noqa: E402
+from gguf_settings import GEMMA3, LINEAR, LLAMA3, LLAMA4, LONGROPE, same, yarn  # noqa: E402
 
 POSITIONS = 256
 Logits = npt.NDArray[np.float32]
 
 
 class Case(NamedTuple):
-    """`differs`: why our logits are not llama.cpp's on purpose; "" where they must be."""
+    """`differs`: why our logits are not llama.cpp's on purpose; "" where they must be. `fused`: queries, keys
+    and values in one matrix."""
 
     family: str
     options: dict[str, Any] = {}
     differs: str = ""
+    fused: bool = False
 
 
-def yarn(factor: float, original: int, **others: float) -> dict[str, Any]:
-    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    return {"rope_theta": 10000.0, "rope_scaling": scaling | others}
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
+# 96 wide: two thirds of 144, as files from before the plain spelling have it.
+LFM2 = {
+    "intermediate_size": 144,
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 32,
 }
-LONGROPE = {
-    "rope_type": "longrope",
-    "original_max_position_embeddings": 256,
-    "short_factor": [1 + 0.05 * i for i in range(8)],
-    "long_factor": [1 + 0.5 * i for i in range(8)],
-    "short_mscale": 1.0606601717798212,  # what the converter computes of the lengths
-    "long_mscale": 1.0606601717798212,
-}
-# llama.cpp has a fixed step between layers that see all, and constants in place of keys.
-LLAMA4 = {"floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]}
-GEMMA3 = {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
 PHI = {"architectures": ["PhiMoEForCausalLM"]}
 SIGMOID = {"scoring_func": "sigmoid"}
 SPARSE_MIXER = "llama.cpp takes a softmax of all for SparseMixer"
@@ -76,11 +63,10 @@ SPARSE_MIXER = "llama.cpp takes a softmax of all for SparseMixer"
 CASES: dict[str, Case] = {
     "llama": Case("llama"),
     "llama, biases": Case("llama", {"qkv_bias": True}),
+    "llama, biases, fused": Case("llama", {"qkv_bias": True}, fused=True),
     "llama, tied": Case("llama", {"tied": True}),
-    "llama, llama3 RoPE": Case("llama", {"rope": {"rope_theta": 500000.0, "rope_scaling": LLAMA3}}),
-    "llama, linear RoPE": Case(
-        "llama", {"rope": {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}}
-    ),
+    "llama, llama3 RoPE": Case("llama", {"rope": LLAMA3}),
+    "llama, linear RoPE": Case("llama", {"rope": LINEAR}),
     "mistral as llama": Case("mistral"),
     "mixtral as llama": Case("mixtral"),
     "mixtral as llama, wide heads": Case("mixtral", {"head_dim": 24}),
@@ -151,7 +137,7 @@ CASES: dict[str, Case] = {
         {
             "noise": 0.01,
             "config_extra": PHI,
-            "rope": {"rope_theta": 10000.0, "rope_scaling": LONGROPE},
+            "rope": LONGROPE,
         },
         SPARSE_MIXER,
     ),
@@ -159,16 +145,29 @@ CASES: dict[str, Case] = {
     "ernie4_5-moe": Case("ernie4_5_moe", {"n_ff": 192}),
     "minimax-m2": Case("minimax_m2", {"config_extra": SIGMOID}),
     "gemma3": Case("gemma3_text", {"n_layers": 6, "config_extra": GEMMA3}),
+    "gemma4": Case(
+        "gemma4_text", {"n_layers": 6}, "the table of GELU tips the choice of experts that are near"
+    ),
+    "gemma4, all experts": Case("gemma4_text", {"n_layers": 6, "n_experts_used": 6}),
+    "gemma4, dense, values apart": Case("gemma4_text", {"moe": False, "same": False}),
+    "gemma4, dense, fused": Case("gemma4_text", {"moe": False}, fused=True),
     "llama4": Case("llama4_text", {"chunk": 8192, "config_extra": LLAMA4}),
     "qwen3next": Case("qwen3_next", {"delta": (2, 4, 16, 16)}),
+    "qwen3next, fused": Case("qwen3_next", {"delta": (2, 4, 16, 16)}, fused=True),
     "qwen35moe": Case("qwen3_5_moe", {"delta": (2, 6, 16, 16)}),
+    "lfm2": Case("lfm2", {"config_extra": LFM2}),
+    "lfm2, fused": Case("lfm2", {"config_extra": LFM2}, fused=True),
+    "lfm2, no adjusted width": Case(
+        "lfm2", {"n_ff": 144, "config_extra": LFM2 | {"block_auto_adjust_ff_dim": False}}
+    ),
+    "lfm2moe": Case("lfm2_moe"),
 }
 
-# Run by the Python of the converter: source, checkpoint, file to write.
+# Run by the Python of the converter: source, checkpoint, file to write, "fused" or "".
 CONVERTER = """
 import logging, sys
 from pathlib import Path
-source, checkpoint, out = map(Path, sys.argv[1:])
+source, checkpoint, out = map(Path, sys.argv[1:4])
 sys.path[:0] = [str(source), str(source / "gguf-py")]
 import gguf, torch, transformers
 from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
@@ -181,7 +180,8 @@ cls = get_model_class(get_model_architecture(ModelBase.load_hparams(checkpoint, 
 cls.no_mtp = True
 cls.set_vocab = lambda self: self._set_vocab_gpt2()
 with torch.inference_mode():
-    cls(checkpoint, gguf.LlamaFileType.ALL_F32, out, eager=True).write()
+    fused = sys.argv[4] == "fused"
+    cls(checkpoint, gguf.LlamaFileType.ALL_F32, out, eager=True, fuse_qkv=fused).write()
 """
 
 
@@ -224,6 +224,7 @@ def compare(case: Case, directory: Path, arguments: argparse.Namespace) -> Resul
     hf, gguf = directory / "hf", directory / "model.gguf"
     checkpoints.FAMILIES[case.family](hf, storage="f32", **case.options)
     command = [arguments.python, "-c", CONVERTER, arguments.llama_cpp, hf, gguf]
+    command.append("fused" if case.fused else "")
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"llama.cpp's converter failed on {case.family}:\n{done.stderr[-2000:]}")
@@ -248,13 +249,6 @@ def unequal(hf: Path, gguf: Path) -> list[str]:
         return [*fields, "the list of entries"]
     entries = [name for name in names if not same(name, read_entry(first, name), read_entry(other, name))]
     return [name for name in fields if name != "n_vocab_used"] + entries
-
-
-def same(name: str, expected: bytes, found: bytes) -> bool:
-    """A rate's logarithm is stored as the rate, which rounds twice."""
-    if not name.endswith("delta_log_rate"):
-        return expected == found
-    return bool(np.abs(np.frombuffer(expected, "<f4") - np.frombuffer(found, "<f4")).max() < 5e-7)
 
 
 def llama_cpp_logits(path: Path, ids: list[int]) -> Logits:

@@ -4,8 +4,8 @@ bundled demo.
 Owns: the cache of converted models ($COLIBRI_CACHE, else ~/.cache/colibri) and the names of its files.
 Refuses: everything else, saying what was looked for. Converting is convert's; nothing is ever downloaded.
 
-Processes may convert the same checkpoint at once: each writes its own temporary file, and the rename is
-atomic.
+Processes that convert at once do so one after the other, so that the cache never takes more than its limit;
+who waited for the same file uses it. The rename into place is atomic.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from colibri.cached import cache_directory, cache_limit, make_room, mark_used
+from colibri.cached import alone, cache_directory, cache_limit, make_room, mark_used
 from colibri.entries import weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Progress, is_container, read_container
 
 DEMO = "demo"
 _DEMO_FILE = "demo.colibri"
+Room = Callable[[int], None]  # makes room for a file of so many bytes
 
 
 def resolve(
@@ -36,10 +37,11 @@ def resolve(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
+    requantize: bool = False,
 ) -> Path:
     """The `.colibri` file of `model`: "demo", such a file, or a Hugging Face directory or GGUF file, which is
-    converted the first time, to types as convert() takes them. `notify` gets a sentence when a conversion
-    starts, and its notes; `progress` follows it.
+    converted the first time, to types and with requantize as convert() takes them. `notify` gets a sentence
+    when a conversion starts, and its notes; `progress` follows it.
     """
     name = os.fspath(model)
     if not name:
@@ -58,21 +60,29 @@ def resolve(
         weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
         headers = open_headers(path)
         types = str(chosen_types(headers, type, experts, dense, output))
+        types += ", requantized" if requantize else ""
         told = notify or (lambda text: None)
 
-        def converting(target: Path) -> Path:
+        def converting(room: Room) -> None:
             from colibri.convert import convert
 
             # As given, not as in types: convert() refuses what has no effect.
             report = convert(
-                path, target, type, experts=experts, dense=dense, output=output, progress=progress
+                path,
+                target,
+                type,
+                experts=experts,
+                dense=dense,
+                output=output,
+                requantize=requantize,
+                progress=progress,
+                planned=room,
             )
             for remark in [*report.notes, *report.error_notes()]:
                 told(f"note: {remark}")
-            return report.path
 
         target = cache_directory() / cached_name(headers.path, headers.files, types)
-        return _converted(path, types, target, converting, told)
+        return made_once(target, f"Converting {path} once ({types})", converting, told)
     if not path.exists():
         raise ConversionError(
             f"No model {name!r}: neither a .colibri file nor a Hugging Face directory nor a GGUF file has "
@@ -110,34 +120,51 @@ def _demo() -> Path:
     return path
 
 
-def _converted(
-    source: Path, types: str, target: Path, convert: Callable[[Path], Path], notify: Callable[[str], object]
+def made_once(
+    target: Path, what: str, make: Callable[[Room], object], notify: Callable[[str], object]
 ) -> Path:
-    if is_container(target):
-        # Headers are cheap to check; a damaged one (a full disk, a failing one) is simply made anew.
-        try:
-            read_container(target)
-            mark_used(target)
+    """`target`, a file of the cache: the one that is there, or what `make` writes, which calls its argument
+    with the size before it does. `what` is said then."""
+    if _is_sound(target):
+        return target
+    with _making(target.parent, notify) as room:
+        if _is_sound(target):  # another process made it meanwhile
             return target
-        except Exception:
-            notify(f"The cached {target} is damaged; converting again.")
-    cache_limit()  # a wrong one is told before the work
-    with making(target.parent):
-        notify(f"Converting {source} once ({types}), to be kept as {target}")
-        made = convert(target)
-    for model in make_room(made):
-        notify(
-            f"removed {model.path}, unused since {model.used:%Y-%m-%d}: the cache was full (colibri cache)"
-        )
-    return made
+        if target.exists():
+            notify(f"The cached {target} is damaged; making it again.")
+            target.unlink()
+        notify(f"{what}, to be kept as {target}")
+        make(room)
+    return target
+
+
+def _is_sound(target: Path) -> bool:
+    """Headers are cheap to check; a damaged one (a full disk, a failing one) is simply made anew."""
+    if not is_container(target):
+        return False
+    try:
+        read_container(target)
+    except Exception:
+        return False
+    mark_used(target)
+    return True
 
 
 @contextmanager
-def making(directory: Path) -> Iterator[None]:
-    """The cache exists while something is written into it; what fails there says how to choose another."""
+def _making(directory: Path, notify: Callable[[str], object]) -> Iterator[Room]:
+    """The cache exists while something is written into it, by nobody else; what fails there says how to
+    choose another. Gives a function that makes room for so many bytes."""
+
+    def room(size: int) -> None:
+        for model in make_room(size):
+            used = f"{model.used:%Y-%m-%d}"
+            notify(f"removed {model.path}, unused since {used}: the cache was full (colibri cache)")
+
+    cache_limit()  # a wrong one is told before the work
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        yield
+        with alone(directory, lambda: notify(f"Waiting: another process writes into {directory}.")):
+            yield room
     except OSError as error:
         if isinstance(error, ModelIOError) and str(directory) not in str(error):
             raise  # the source's fault

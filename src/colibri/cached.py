@@ -1,16 +1,17 @@
 """The conversions that are kept: where, which there are, how much they may take.
 
-Owns: $COLIBRI_CACHE (else ~/.cache/colibri), $COLIBRI_CACHE_LIMIT, and what goes first when it is passed:
-what has not been used for longest. Refuses: touching anything but .colibri files of that directory. What a
-conversion is called is for cache.py to say.
+Owns: $COLIBRI_CACHE (else ~/.cache/colibri), $COLIBRI_CACHE_LIMIT, and what goes first before it would be
+passed: what has not been used for longest. Refuses: files larger than the limit, touching anything but
+.colibri files of that directory. What a conversion is called is for cache.py to say.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -61,16 +62,39 @@ def mark_used(path: Path) -> None:
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
-def make_room(new: Path) -> list[Kept]:
-    """Removes what was unused for longest until the limit holds again; `new` stays whatever its size. What
-    was removed. A program that has such a file open keeps it until it ends."""
-    kept = [one for one in kept_models() if one.path != new]
-    excess = new.stat().st_size + sum(one.bytes for one in kept) - cache_limit()
+def make_room(size: int) -> list[Kept]:
+    """Removes what was unused for longest until a file of `size` bytes may be added under the limit. What was
+    removed. A program that has such a file open keeps it until it ends."""
+    kept, limit = kept_models(), cache_limit()
+    if size > limit:
+        raise ArgumentError(
+            f"COLIBRI_CACHE_LIMIT: the cache may take {limit:,} bytes, and the file alone that would be kept "
+            f"takes {size:,}; raise the limit, or make a file of your own with colibri convert"
+        )
+    excess = size + sum(one.bytes for one in kept) - limit
     removed = []
     while excess > 0 and kept:
         removed.append(kept.pop())
         excess -= removed[-1].bytes
     return remove(removed)
+
+
+@contextlib.contextmanager
+def alone(directory: Path, waiting: Callable[[], object]) -> Iterator[None]:
+    """One at a time adds files, in all processes: what is under way counts for the limit before it is there.
+    `waiting` is called if another one does. The lock ends with its process; a file system may have none."""
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(lock)
 
 
 def remove(models: Iterable[Kept]) -> list[Kept]:

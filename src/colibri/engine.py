@@ -57,6 +57,7 @@ def load(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
+    requantize: bool = False,
     memory: int | str | None = None,
     residency: str = "auto",
     expert_slots: int | None = None,
@@ -74,8 +75,9 @@ def load(
     evaluated together, 1024 by default.
     type: the weight type, "q8" (default), "q6", "q4", "bf16" or "f32", that a directory is converted to;
     experts, dense (attention, shared experts, dense feed-forward), output (embedding, output head): another
-    type for these; an error for what is not converted. A conversion is announced to the logger "colibri",
-    level INFO.
+    type for these; requantize: types of GGUF below 4 bits and non-linear ones may be rounded a second time.
+    Each is an error where nothing is converted. A conversion is announced to the logger "colibri", level
+    INFO.
     memory: most bytes that this process may hold, such as "4GiB" or a number; by default nine tenths of what
     the machine, or its control group, has left. A limit that is too low raises MemoryPlanError, which names
     what is needed.
@@ -108,13 +110,23 @@ def load(
         lanes,
     )
     name = os.fspath(path)
-    for key, value in (("type", type), ("experts", experts), ("dense", dense), ("output", output)):
+    given = {"type": type, "experts": experts, "dense": dense, "output": output}
+    for key, value in {**given, "requantize": requantize or None}.items():
         if value is not None and (name == DEMO or not is_source(Path(name))):
             raise ArgumentError(
                 f"{key}={value!r} has no effect: {name} is neither a Hugging Face directory nor a GGUF file, "
                 "so nothing is converted"
             )
-    return Model(resolve(name, type, notify=_log.info, experts=experts, dense=dense, output=output), chosen)
+    file = resolve(
+        name,
+        type,
+        notify=_log.info,
+        experts=experts,
+        dense=dense,
+        output=output,
+        requantize=requantize,
+    )
+    return Model(file, chosen)
 
 
 class Model:

@@ -18,6 +18,7 @@ ROWS = 16  # of a panel
 GROUP = 32  # elements along k that share a scale
 SUPER = 8  # groups of q4 and q6 that share their f16 units
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+MXFP4_LARGEST = 252  # the largest scale: 6 x 2^(252 - 127) is below the largest f32; 255 stands for NaN
 _COLS = GROUP * SUPER
 _Q4_BYTES = 256  # of a group's quants, and of a super-group's scales
 _Q6_BYTES, _Q6_RECORD = 384, 288  # the same of q6

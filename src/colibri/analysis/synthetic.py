@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.analysis.shapes import END_OF_TEXT, SHAPES, Shape, config_json, tokenizer_json
-from colibri.cache import making
+from colibri.cache import made_once
 from colibri.cached import cache_directory
 from colibri.convert.keys import Keys
 from colibri.convert.registry import family_of
 from colibri.entries import Entry, WeightTypes
 from colibri.errors import ArgumentError
-from colibri.format import Progress, Writer, is_container, read_container
+from colibri.format import Progress, Writer
 from colibri.quantize import PANEL_ROWS, pack, panel_bytes
 
 WRITER_VERSION = "1"  # raise it when the same choice gives other bytes
@@ -54,17 +54,12 @@ def cached(
     directory = cache_directory()
     chosen = str(types).replace(", ", "-").replace(" ", "_")
     target = directory / f"synthetic-{name}-{chosen}-{key}.colibri"
-    if is_container(target):
-        try:
-            read_container(target)
-            return target
-        except Exception:  # damaged: made anew, like a converted file
-            pass
-    with making(directory):
-        if notify is not None:
-            notify(f"Writing {name} ({types}, random weights) once; kept as {target}")
-        write(name, target, types, seed=seed, progress=progress)
-    return target
+
+    def writing(room: Callable[[int], None]) -> None:
+        write(name, target, types, seed=seed, progress=progress, planned=room)
+
+    told = notify or (lambda text: None)
+    return made_once(target, f"Writing {name} ({types}, random weights) once", writing, told)
 
 
 def write(
@@ -75,15 +70,19 @@ def write(
     shape: Shape | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    planned: Callable[[int], object] | None = None,
 ) -> int:
     """Writes one model; bytes of the file. shape: None is the one that has this name. progress(done bytes,
-    total bytes, entry name)."""
+    total bytes, entry name); planned(bytes) before anything is written."""
     shape = shape_of(name) if shape is None else shape
     keys = Keys(config_json(shape), Path(name) / "config.json")
     decoder = family_of(keys).read_config(keys)
     config = decoder.config | {"n_vocab_used": shape.n_vocab}
     pool = _pools(shape, seed)
-    with Writer(out, config, types, _blobs(name, shape, types, seed)) as writer:
+    writer = Writer(out, config, types, _blobs(name, shape, types, seed))
+    if planned is not None:
+        planned(writer.bytes)
+    with writer:
         total, done = sum(entry.bytes for entry in writer.tensors), 0
         for entry in writer.tensors:
             if entry.name == "rope_inv_freq":

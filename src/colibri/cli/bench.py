@@ -18,6 +18,7 @@ from colibri.cli.report import (
     ExpertsType,
     OutputType,
     PinThreads,
+    Requantize,
     ResidencyKind,
     bytes_text,
     counted,
@@ -71,12 +72,13 @@ def bench_model(
         str | None,
         typer.Option(
             metavar="TYPE",
-            help="Weight type of a Hugging Face directory or --synthetic: f32, bf16, q8 (default), q6 or q4.",
+            help="Weight type of a directory, a GGUF file or --synthetic: f32, bf16, q8, q6 or q4.",
         ),
     ] = None,
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    requantize: Requantize = False,
     residency: ResidencyKind = "mapped",
     pin: PinThreads = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -86,7 +88,7 @@ def bench_model(
 
     plan = bench.Plan(prompt, decode, _thread_counts(threads), repeat, residency, pin)
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
-    path = _model_file(model, synthetic, types, plan)
+    path = _model_file(model, synthetic, types, requantize, plan)
     if machine.is_busy():
         note(
             f"note: the machine is not quiet: load {machine.load():.1f} on {machine.cpus()} processors. Take "
@@ -110,11 +112,15 @@ def _thread_counts(text: str | None) -> list[int] | None:
     return [int(word) for word in words]
 
 
-def _model_file(model: str | None, synthetic: str | None, types: dict[str, str | None], plan: Plan) -> Path:
+def _model_file(
+    model: str | None, synthetic: str | None, types: dict[str, str | None], requantize: bool, plan: Plan
+) -> Path:
     if synthetic is None:
         if model is None:
             raise typer.BadParameter("nothing to measure: give a MODEL, or a size with --synthetic NAME")
-        return resolve_model(model, types)
+        return resolve_model(model, types, requantize)
+    if requantize:
+        raise typer.BadParameter("--requantize has no effect with --synthetic: leave it out")
     if model is not None:
         raise typer.BadParameter(
             f"--synthetic {synthetic} and MODEL {model} are two models: give one of them"

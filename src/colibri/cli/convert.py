@@ -17,6 +17,7 @@ from colibri.cli.report import (
     DenseType,
     ExpertsType,
     OutputType,
+    Requantize,
     bytes_text,
     for_command_line,
     note,
@@ -59,12 +60,7 @@ def convert_checkpoint(
             show_default=False,
         ),
     ] = None,
-    requantize: Annotated[
-        bool,
-        typer.Option(
-            "--requantize", help="Round weights of GGUF that are below 4 bits or not linear a second time."
-        ),
-    ] = False,
+    requantize: Requantize = False,
     explained: Annotated[
         bool,
         typer.Option(

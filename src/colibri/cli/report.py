@@ -34,6 +34,12 @@ OutputType = Annotated[
     str | None,
     typer.Option(metavar="TYPE", help="Another type for embedding and output head.", show_default=False),
 ]
+Requantize = Annotated[
+    bool,
+    typer.Option(
+        "--requantize", help="Round weights of GGUF that are below 4 bits or not linear a second time."
+    ),
+]
 
 MemoryLimit = Annotated[
     str | None,
@@ -170,19 +176,19 @@ def print_tables(*tables: Table) -> None:
         Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
-def resolve_model(model: str, types: Mapping[str, str | None]) -> Path:
+def resolve_model(model: str, types: Mapping[str, str | None], requantize: bool = False) -> Path:
     """The `.colibri` file that MODEL stands for; a checkpoint is converted once, with a bar. types: what was
     given for --type, --experts, --dense and --output."""
     from colibri.cache import is_source, resolve
 
     if model == "demo" or not is_source(Path(model)):
-        for option, value in types.items():
-            if value is not None:
-                raise typer.BadParameter(
-                    f"--{option} {value} has no effect: {model} is neither a Hugging Face directory nor a "
-                    "GGUF file, so nothing is converted"
-                )
+        given = [f"--{option} {value}" for option, value in types.items() if value is not None]
+        for option in [*given, *(["--requantize"] if requantize else [])]:
+            raise typer.BadParameter(
+                f"{option} has no effect: {model} is neither a Hugging Face directory nor a "
+                "GGUF file, so nothing is converted"
+            )
         return resolve(model)
     chosen = {option: value for option, value in types.items() if value is not None}
     with progress_bar("converting") as progress:
-        return resolve(model, progress=progress, notify=note, **chosen)
+        return resolve(model, progress=progress, notify=note, requantize=requantize, **chosen)

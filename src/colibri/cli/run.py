@@ -23,6 +23,7 @@ from colibri.cli.report import (
     OutputType,
     PinThreads,
     ReadLanes,
+    Requantize,
     ResidencyKind,
     bytes_text,
     note,
@@ -99,6 +100,7 @@ def run_model(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    requantize: Requantize = False,
     memory: MemoryLimit = None,
     residency: ResidencyKind = "auto",
     expert_slots: ExpertSlots = None,
@@ -152,7 +154,7 @@ def run_model(
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
     if not chat:
         prompt = _prompt(prompt)
-    file = resolve_model(model, types)
+    file = resolve_model(model, types, requantize)
     with progress_bar(f"reading {file.name}") as bar:
         follow = (lambda done, total: bar(done, total, "")) if prefetch else None
         opened = load(file, progress=follow, **opening)

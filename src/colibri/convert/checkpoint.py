@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +65,15 @@ class Checkpoint:
     @property
     def config_path(self) -> Path:
         """What errors about keys name."""
-        return self.path if self.gguf is not None else self.path / "config.json"
+        return self.place("config.json")
+
+    def place(self, name: str) -> Path:
+        """What errors call a file beside the weights. A GGUF file holds them all."""
+        return self.path if self.gguf is not None else self.path / name
+
+    def beside(self) -> Iterable[Path]:
+        """Files that belong to the source."""
+        return self.files if self.gguf is not None else self.path.iterdir()
 
     def small_file(self, name: str) -> bytes | None:
         """The bytes of a file beside the weights, None if there is none."""
@@ -172,7 +180,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
                     f"{source}: {other.name!r} in {other.file.name} and {tensor.name!r} in {file.name} are "
                     "the same tensor. Remove the file that does not belong to this checkpoint."
                 )
-    return Checkpoint(source, config, tensors, tuple(files))
+    return Checkpoint(source, config, tensors, tuple(files), tuple(unused_weight_files(source)))
 
 
 def _text_part(config: dict[str, Any], path: Path) -> dict[str, Any]:

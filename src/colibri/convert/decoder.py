@@ -37,7 +37,8 @@ class Cut(NamedTuple):
 class Decoder(NamedTuple):
     """A model's config fields (without n_vocab_used, which follows from the tokenizer), its RoPE
     frequencies, how many layers behind the last one a checkpoint may hold for other purposes, cuts by
-    target entry; {H} in it is the head; and how the names of tensors begin that serve other purposes."""
+    target entry, of one layer or with {N}; {H} in it is the head; and how the names of tensors begin that
+    serve other purposes."""
 
     config: dict[str, Any]
     inv_freq: npt.NDArray[np.float32]

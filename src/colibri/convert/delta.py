@@ -17,7 +17,7 @@ from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.keys import Keys
 from colibri.convert.windows import FULL
 
-LINEAR = "linear_attention"
+LINEAR, CONV = "linear_attention", "conv"
 SHARE = 0.25  # of a head that rotates, where config.json does not say
 LEFT_OUT = ("mtp.", "visual.")
 _AT = "layers.{N}.linear_attn."

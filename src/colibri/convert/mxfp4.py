@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.errors import ConversionError
-from colibri.panels import MXFP4_VALUES
+from colibri.panels import MXFP4_LARGEST, MXFP4_VALUES
 from colibri.quantize import PANEL_ROWS
 
 Bytes = npt.NDArray[np.uint8]
-_LARGEST = 252  # 6 x 2^(252 - 127) is below the largest f32; 255 stands for NaN
 _SCALES = 4  # groups whose scales lie together
 
 
@@ -44,10 +43,10 @@ def widen(block: Bytes, name: str, first_row: int) -> npt.NDArray[np.float32]:
 
 
 def _refuse_scales(block: Bytes, name: str, first_row: int) -> None:
-    wrong = np.argwhere(block[..., 16] > _LARGEST)
+    wrong = np.argwhere(block[..., 16] > MXFP4_LARGEST)
     if len(wrong):
         row, group = (int(i) for i in wrong[0])
         raise ConversionError(
             f"{name}[{first_row + row}]: the scale of group {group} is {block[row, group, 16]}, "
-            f"expected at most {_LARGEST}. The checkpoint is damaged; download it again."
+            f"expected at most {MXFP4_LARGEST}. The checkpoint is damaged; download it again."
         )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from colibri.convert.checkpoint import Checkpoint, ReadRows, View, reading, stored_bytes, widen
-from colibri.convert.gguf.blocks import HELD, Blocks
+from colibri.convert.gguf.blocks import HELD, PLAIN, Blocks
 from colibri.convert.gguf.repack import repack
 from colibri.convert.mxfp4 import panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
@@ -38,7 +38,8 @@ __all__ = ["CONVERTER_VERSION", "ConversionReport", "convert"]
 Squares = tuple[float, float]  # sums of squared errors and of squares
 Progress = Callable[[int, int, str], object]  # (bytes written, bytes of all tensors, entry name)
 
-_GGML_STEP = 4  # times as many rows at once: moving ggml's blocks is so quick that Python's share would count
+_GGML_STEP = 4  # times as many rows at once: moving ggml's blocks, which are small, is so quick that Python's
+# share would count
 _BLOCKS_AHEAD = 8  # packed blocks, about 1 MiB each, that may wait for the file
 
 
@@ -79,6 +80,7 @@ def convert(
     context: int | None = None,
     requantize: bool = False,
     progress: Progress | None = None,
+    planned: Callable[[int], object] | None = None,
     overwrite: bool = True,
     require_tokenizer: bool = True,
 ) -> ConversionReport:
@@ -91,6 +93,8 @@ def convert(
     context: the longest text that the file is for, at most and by default what config.json says; RoPE of type
     longrope has one set of frequencies for texts up to its original length, the default, and one beyond.
     requantize: types of GGUF below 4 bits and non-linear ones may be rounded a second time.
+    planned(bytes) is called once everything is checked and nothing is written, with the size of the file;
+    what it raises comes out.
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
@@ -105,6 +109,8 @@ def convert(
         plan = prepare(checkpoint, request, read)
         errors = Errors()
         writer = Writer(out, plan.config, plan.types, plan.blobs)
+        if planned is not None:
+            planned(writer.bytes)
         with writer:
             count = _counter(progress, sum(entry.bytes for entry in writer.tensors))
             for entry in writer.tensors:
@@ -150,8 +156,7 @@ def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
         )
     if not os.access(real.parent, os.W_OK):
         raise ModelIOError(f"Cannot write {out}: no permission to create files in {real.parent}.")
-    beside = checkpoint.files if checkpoint.gguf is not None else checkpoint.path.iterdir()
-    if not is_container(real) and any(real == file.resolve() for file in beside):
+    if not is_container(real) and any(real == file.resolve() for file in checkpoint.beside()):
         raise ConversionError(f"The output {out} is a file of the source checkpoint. Choose another name.")
     if real.exists() and not (overwrite and is_container(real)):
         kind = "exists already" if overwrite is False else "exists and is not a .colibri file"
@@ -215,7 +220,7 @@ def _packed(
         return chunk
 
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
-        moved = view.tensor.offset is not None and not is_rounded(view, type)
+        moved = view.tensor.dtype in HELD and view.tensor.dtype not in PLAIN and not is_rounded(view, type)
         step = block_rows(cols) * (_GGML_STEP if moved else 1)
         for first in range(0, rows, step):
             block = read(view, first, min(first + step, rows))

@@ -14,7 +14,7 @@ import numpy as np
 
 from colibri.config import Config, complete_config
 from colibri.convert import embedded, fp8
-from colibri.convert.checkpoint import Checkpoint, ReadRows, View, unused_weight_files, widen
+from colibri.convert.checkpoint import Checkpoint, ReadRows, View, widen
 from colibri.convert.decoder import Decoder
 from colibri.convert.gguf.layout import layout_of
 from colibri.convert.keys import Keys
@@ -91,8 +91,7 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
         checkpoint, config["n_vocab"], family.BOS_DEFAULT, family.EOS_DEFAULT, request.require_tokenizer
     )
     config["n_vocab_used"] = parts.n_vocab_used
-    notes = [*checkpoint.notes, *(unused_weight_files(checkpoint.path) if checkpoint.gguf is None else [])]
-    notes += keys.notes + parts.notes
+    notes = [*checkpoint.notes, *keys.notes, *parts.notes]
     _require_equal(checkpoint, decoder.equal, config, forms, read)
     notes += _untie_if_different(checkpoint, family.TENSORS["embedding"], config, forms, read)
     try:
@@ -105,7 +104,8 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
         open_head(layout)
     except ModelFileError as error:
         raise Reading(family, checkpoint.config, keys).error(error) from error
-    read_texts(checkpoint.path if checkpoint.gguf else tokenizer_file(checkpoint.path), parts.blobs, full)
+    tokenizer = tokenizer_file(checkpoint.path)
+    read_texts(checkpoint.place(tokenizer.name if tokenizer else "tokenizer.json"), parts.blobs, full)
     entries = list(layout.entries[: layout.n_tensors])
     views, left_out = resolve(checkpoint, names, experts, entries, full, decoder, forms)
     types = entry_types(chosen, entries, views)

@@ -58,7 +58,8 @@ def resolve(
             sources = sources or _sources(names, pattern, entry.name, layer, tied)
             found_layer = _LAYER.match(entry.name) if ".experts_" in entry.name else None
             count = config["n_experts"][int(found_layer[1])] if found_layer else 1
-            views = _plain(tensors, sources, entry, missing, decoder.cuts.get(pattern), head, count)
+            cut = decoder.cuts.get(entry.name, decoder.cuts.get(pattern))
+            views = _plain(tensors, sources, entry, missing, cut, head, count)
             if pattern in decoder.affine:
                 views = [replace(view, affine=decoder.affine[pattern]) for view in views]
             if pattern in decoder.logs:

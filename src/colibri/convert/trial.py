@@ -30,7 +30,7 @@ def open_head(layout: Layout) -> None:
         native.close_model(native.open_model(Path(f"/proc/self/fd/{file}")))
 
 
-def read_texts(tokenizer: Path | None, blobs: Mapping[str, bytes], config: Config) -> None:
+def read_texts(tokenizer: Path, blobs: Mapping[str, bytes], config: Config) -> None:
     """`tokenizer`: the file of the checkpoint that is it, or that it was made from."""
     try:
         text_rules(blobs, config, str(tokenizer))

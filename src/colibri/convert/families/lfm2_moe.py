@@ -13,7 +13,7 @@ from typing import Any
 
 from colibri.convert.decoder import TENSORS as SHARED
 from colibri.convert.decoder import Cut, Decoder, ExpertNames, Names, read_decoder, read_experts
-from colibri.convert.delta import rows_of, taps_of
+from colibri.convert.delta import CONV, rows_of, taps_of
 from colibri.convert.keys import Keys
 from colibri.convert.windows import FULL
 
@@ -21,7 +21,7 @@ MODEL_TYPES = ("lfm2_moe", "lfm2")
 ARCHITECTURES = ("Lfm2MoeForCausalLM", "Lfm2MoeModel", "Lfm2ForCausalLM", "Lfm2Model")
 BOS_DEFAULT: int | None = 1
 EOS_DEFAULT: tuple[int, ...] = (2,)
-THETA, CONV = 1e6, "conv"
+THETA = 1e6
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 65536,
     "hidden_size": 2048,

@@ -51,8 +51,8 @@ def config_of(gguf: GgufFile, notes: list[str]) -> Config:
     }
     config |= {name: any(map(metadata.has, tensors)) for name, tensors in record.present.items()}
     _read_keys(metadata, record, config)
-    rope_head = None if record.latent else _head_dim(metadata, config)
-    config["rope_parameters"] = read_rotation(metadata, rope_head, record.latent)
+    rope_head = None if record.other_heads else _head_dim(metadata, config)
+    config["rope_parameters"] = read_rotation(metadata, rope_head, record.other_heads)
     for key, value in record.implied.items():
         metadata.require(key, (value, 0) if key == "expert_gating_func" else (value,))
     metadata.pass_over(record.harmless)
@@ -64,7 +64,7 @@ def config_of(gguf: GgufFile, notes: list[str]) -> Config:
 
 
 def _read_keys(metadata: Metadata, record: Architecture, config: Config) -> None:
-    starts = {**({} if record.latent else _GROUPED_STARTS), **record.starts}
+    starts = {**({} if record.other_heads else _GROUPED_STARTS), **record.starts}
     for key, name in (COMMON | dict(record.keys)).items():
         value = metadata.quantity(key)
         if value is None and name not in starts and name not in config:

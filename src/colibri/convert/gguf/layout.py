@@ -9,7 +9,8 @@ from __future__ import annotations
 from colibri.convert.decoder import Decoder, ExpertNames, Names
 from colibri.convert.gguf.container import GgufFile
 from colibri.convert.gguf.names import EXPERTS, NAMES
-from colibri.convert.gguf.relaid import FUSED, RELAID, fused
+from colibri.convert.gguf.records import ARCHITECTURES
+from colibri.convert.gguf.relaid import RELAID, fused
 from colibri.convert.gguf.rotation import FREQS, LONG, SHORT, read_vector
 from colibri.convert.registry import Family
 from colibri.errors import ConversionError
@@ -19,12 +20,12 @@ def layout_of(gguf: GgufFile, family: Family, decoder: Decoder) -> tuple[Names, 
     """Names of tensors, and the decoder with cuts and the like as this file needs them."""
     architecture = gguf.metadata["general.architecture"]
     extra = gguf.metadata.get(f"{architecture}.nextn_predict_layers", 0)
-    decoder = _with_factors(gguf, decoder._replace(extra_layers=extra, left_out=()))
+    decoder = decoder._replace(extra_layers=extra, left_out=())
+    divided = ARCHITECTURES[architecture].factors
+    decoder = _with_factors(gguf, decoder) if divided else decoder._replace(read=(FREQS,))
     relaid = RELAID.get(architecture)
     names, decoder = relaid(gguf, decoder) if relaid else ({}, decoder)
-    if FUSED in gguf.tensors and not any(decoder.config.get("mixer", ())):
-        of_fused, decoder = fused(decoder)
-        names = {**names, **of_fused}
+    decoder = fused(gguf, decoder)
     return {**NAMES, **names}, EXPERTS if family.EXPERTS is not None else None, decoder
 
 

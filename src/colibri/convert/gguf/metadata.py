@@ -119,6 +119,16 @@ class Metadata:
             raise self.error(key, "true or false for each layer")
         return [bool(one) for one in found]
 
+    def counts(self, key: str, default: int) -> list[int]:
+        """One for each of the model's layers, also where the key has one for all."""
+        self._read.add(key)
+        value = self.values.get(key, default)
+        scalar = isinstance(value, int | float | str)
+        found = [value] * self.n_layers if scalar else self._layers(key, list(value))
+        if not all(type(one) is int and 0 <= one < 2**31 for one in found):
+            raise self.error(key, "an integer of at least 0, or one for each layer")
+        return found
+
     def integer(self, key: str, minimum: int = 1) -> int:
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from colibri.convert.delta import LINEAR
+from colibri.convert.delta import CONV, LINEAR
 from colibri.convert.gguf.metadata import Metadata
+from colibri.convert.gguf.rotation import still
 from colibri.convert.windows import FULL, SLIDING
 
 Config = dict[str, Any]
@@ -93,13 +94,73 @@ def gemma3(metadata: Metadata, config: Config) -> None:
     """Scores are scaled by the width of a head, in the model of 62 layers by hidden_size / heads; no key says
     so."""
     _window(metadata, config, 6)
-    theta = metadata.number("rope.freq_base_swa", 1e4)
-    local = {"rope_type": "default", "rope_theta": theta}
-    config["rope_parameters"] = {FULL: config["rope_parameters"], SLIDING: local}
+    _of_kinds(metadata, config)
     head_dim, heads = config["head_dim"], config["num_attention_heads"]
     by_width = metadata.n_layers == 62 or head_dim is None
     config["query_pre_attn_scalar"] = config["hidden_size"] // heads if by_width else head_dim
+
+
+def _of_kinds(metadata: Metadata, config: Config) -> None:
+    """What layers with a window have of their own in Gemma, and the cap that all its models may have."""
+    theta = metadata.number("rope.freq_base_swa", 1e4)
+    local = {"rope_type": "default", "rope_theta": theta}
+    config["rope_parameters"] = {FULL: config["rope_parameters"], SLIDING: local}
     config["final_logit_softcapping"] = metadata.get("final_logit_softcapping", 0) or None
+
+
+def gemma4(metadata: Metadata, config: Config) -> None:
+    """Layers that see all have heads of their own, of which a part rotates: a factor of 1e30 makes the other
+    frequencies stand still. Values without weights are made of those of keys."""
+    _window(metadata, config, 6)
+    metadata.integer("attention.sliding_window")
+    kinds = config["layer_types"]
+    if kinds[-1] != FULL:
+        raise metadata.error("attention.sliding_window_pattern", "false for the last layer")
+    heads = metadata.integer("attention.head_count")
+    each = metadata.counts("attention.head_count_kv", heads)
+    own: dict[str, Config] = {}
+    for kind, suffix in ((FULL, ""), (SLIDING, "_swa")):
+        width = metadata.integer(f"attention.key_length{suffix}", 2)
+        counts = {count for count, of in zip(each, kinds, strict=True) if of == kind} or {heads}
+        if len(counts) > 1 or 0 in counts:
+            raise metadata.error("attention.head_count_kv", "one number for all layers of a kind, at least 1")
+        own[kind] = {"head_dim": width, "num_key_value_heads": counts.pop()}
+        metadata.require(f"attention.value_length{suffix}", (width,))
+        metadata.require(f"rope.dimension_count{suffix}", (width,))
+        metadata.within(f"attention.key_length{suffix}", heads * width)
+        metadata.within("attention.head_count_kv", own[kind]["num_key_value_heads"] * width)
+    full = [str(n) for n, kind in enumerate(kinds) if kind == FULL]
+    config |= own[SLIDING] | {"per_layer_config": dict.fromkeys(full, own[FULL])}
+    config["attention_k_eq_v"] = not any(metadata.has(f"blk.{n}.attn_v.weight") for n in full)
+    if not config["enable_moe_block"]:
+        metadata.require("expert_count", (0,))
+    if config["rope_parameters"]["rope_type"] != "default":
+        raise metadata.error("rope.scaling.type", "none")
+    config["rope_parameters"] |= {
+        "rope_type": "proportional",
+        "partial_rotary_factor": still(metadata, own[FULL]["head_dim"]),
+    }
+    _of_kinds(metadata, config)
+
+
+def convolved(metadata: Metadata, config: Config) -> None:
+    """Layers without heads of keys are convolutions. Widths of feed-forwards are as they say."""
+    heads = config["num_attention_heads"]
+    each = metadata.counts("attention.head_count_kv", heads)
+    counts = {count for count in each if count}
+    if len(counts) > 1:
+        raise metadata.error("attention.head_count_kv", "one number, or 0 in layers without attention")
+    head_dim = config["head_dim"] or config["hidden_size"] // heads
+    config["num_key_value_heads"] = counts.pop() if counts else heads
+    metadata.within("attention.head_count_kv", config["num_key_value_heads"] * head_dim)
+    metadata.within("shortconv.l_cache", config["conv_L_cache"])
+    config["layer_types"] = [FULL if count else CONV for count in each]
+    if config["model_type"] == "lfm2":
+        config["block_auto_adjust_ff_dim"] = False
+    else:
+        last = f"blk.{metadata.n_layers - 1}.exp_probs_b"
+        config["norm_topk_prob"] = True
+        config["use_expert_bias"] = metadata.has(last) or metadata.has(last + ".bias")
 
 
 def granite(metadata: Metadata, config: Config) -> None:

@@ -12,6 +12,7 @@ a normalized source file has moved (afmoe)."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import NamedTuple
 
 _SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -168,11 +169,13 @@ OF_NAME = {name: pre for names, pre in _BY_NAMES.items() for name in names.split
 
 
 def pre_of(name: str) -> Pre:
-    """A ValueError names one that is not known."""
+    """A ValueError names one that is not known, and those that are spelled most like it."""
     pre = OF_NAME.get(name)
     if pre is None:
+        alike = get_close_matches(name[:60], OF_NAME, n=4, cutoff=0.5)
+        known = f"; the nearest of the {len(OF_NAME)} names that are known: {', '.join(alike)}"
         raise ValueError(
-            f"tokenizer.ggml.pre = {name!r:.60}, a way to cut texts into words that is not known here; known "
-            f"are {', '.join(OF_NAME)}"
+            f"tokenizer.ggml.pre = {name!r:.60}, a way to cut texts into words that is not known here"
+            f"{known if alike else ''} (all of them: docs/GGUF.md, Pre-tokenizers)"
         )
     return pre

@@ -25,7 +25,8 @@ class Architecture(NamedTuple):
     present: Mapping[str, tuple[str, ...]] = {}
     implied: Mapping[str, Any] = {}
     harmless: tuple[str, ...] = ()
-    latent: bool = False  # attention, whose heads have other keys
+    other_heads: bool = False  # which have keys of their own
+    factors: bool = True  # rope_freqs.weight divides all frequencies
     finish: Callable[[Metadata, Config], None] | None = None  # what no table says
 
 
@@ -69,6 +70,11 @@ _ROUTED_STARTS = {
     "routed_scaling_factor": 1.0,
     "topk_group": 1,
 }
+_CONVOLVED = {  # a norm's epsilon has another name in config.json
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "shortconv.l_cache": "conv_L_cache",
+}
 _Q_BIAS = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -107,7 +113,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "deepseek_v2",
         {**ROUTED, "attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank"},
         starts={**_ROUTED_STARTS, "q_lora_rank": None},
-        latent=True,
+        other_heads=True,
         finish=peculiar.deepseek,
     ),
     "gpt-oss": Architecture(
@@ -178,6 +184,43 @@ ARCHITECTURES: dict[str, Architecture] = {
         implied={"expert_gating_func": SIGMOID, "expert_weights_norm": True},
     ),
     "gemma3": Architecture("gemma3_text", {**GROUPED, **DENSE}, finish=peculiar.gemma3),
+    "lfm2": Architecture("lfm2", {**_CONVOLVED, **DENSE}, finish=peculiar.convolved),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        {
+            **_CONVOLVED,
+            **DENSE,
+            **EXPERTS,
+            "expert_weights_scale": "routed_scaling_factor",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        starts={"num_dense_layers": 0, "routed_scaling_factor": 1.0},
+        implied={"expert_gating_func": SIGMOID, "expert_weights_norm": True},
+        finish=peculiar.convolved,
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        {
+            **DENSE,
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_used_count": "top_k_experts",
+        },
+        starts={
+            "hidden_size_per_layer_input": 0,
+            "moe_intermediate_size": 0,
+            "num_experts": 0,
+            "num_kv_shared_layers": 0,
+            "top_k_experts": 0,
+        },
+        present={"enable_moe_block": ("blk.0.ffn_gate_inp.weight",)},
+        implied={"expert_gating_func": SOFTMAX, "expert_weights_norm": True},
+        other_heads=True,
+        factors=False,
+        finish=peculiar.gemma4,
+    ),
     "llama4": Architecture(
         "llama4_text",
         {

@@ -7,7 +7,7 @@ where tensors are found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from colibri.convert.checkpoint import SourceTensor, View
@@ -27,7 +27,13 @@ _DELTA = layer(
     delta_value_norm="ssm_norm.weight",
     delta_out="ssm_out.weight",
 )
+_SHORT = layer(
+    **dict.fromkeys(("delta_beta", "delta_gate", "delta_qkv"), "shortconv.in_proj.weight"),
+    delta_conv="shortconv.conv.weight",
+    delta_out="shortconv.out_proj.weight",
+)
 _CONV = "layers.{N}.delta_conv"
+_OF_LAYERS = ("own_head_dim", "own_kv_heads")
 _PUT_APART = ("layers.{N}.delta_qkv", "layers.{N}.delta_gate")
 
 Relaid = Callable[[GgufFile, Decoder], tuple[Names, Decoder]]
@@ -72,6 +78,12 @@ def _added(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
     return {}, decoder._replace(affine={})
 
 
+def _values_of_keys(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
+    """In layers where values are made of the weights of keys."""
+    sources = {entry: (f"blk.{entry.split('.')[1]}.attn_k.weight",) for entry in decoder.sources}
+    return {}, decoder._replace(sources=sources)
+
+
 def _delta_by_key_head(gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
     """Betas and decays lie by key head as in checkpoints; queries, keys, values and gates have been put
     apart, but not in the first files."""
@@ -82,10 +94,22 @@ def _delta_by_key_head(gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder
         names |= layer(delta_qkv="ssm_in.weight", delta_gate="ssm_in.weight")
     else:
         cuts = {entry: cut for entry, cut in cuts.items() if entry not in _PUT_APART}
-    if _CONV in cuts:
-        channels, _, width = cuts[_CONV].shape
-        cuts[_CONV] = cuts[_CONV]._replace(shape=(channels, width))
+    cuts = _with_flat_taps(cuts)
     return names, decoder._replace(cuts=cuts, affine={}, logs=("layers.{N}.delta_log_rate",))
+
+
+def _with_flat_taps(cuts: Mapping[str, Cut]) -> dict[str, Cut]:
+    """Convolutions [channels, width] in place of [channels, 1, width]."""
+    if _CONV not in cuts:
+        return dict(cuts)
+    channels, _, width = cuts[_CONV].shape
+    return {**cuts, _CONV: cuts[_CONV]._replace(shape=(channels, width))}
+
+
+def _convolved(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
+    """Short convolutions; the last norm has the name of one behind the embedding."""
+    names: Names = {**_SHORT, "output_norm": ("token_embd_norm.weight",)}
+    return names, decoder._replace(cuts=_with_flat_taps(decoder.cuts))
 
 
 def _delta_in_tiles(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
@@ -130,29 +154,39 @@ def _delta_in_tiles(_gguf: GgufFile, decoder: Decoder) -> tuple[Names, Decoder]:
 RELAID: Mapping[str, Relaid] = {
     "deepseek2": _latent,
     "gemma3": _added,
+    "gemma4": _values_of_keys,
     "glm4moe": _post_normed,
     "gpt-oss": _post_normed,
     "granitemoe": _turned,
+    "lfm2": _convolved,
+    "lfm2moe": _convolved,
     "llama": _turned,
     "qwen35moe": _delta_in_tiles,
     "qwen3next": _delta_by_key_head,
 }
-FUSED = "blk.0.attn_qkv.weight"
 
 
-def fused(decoder: Decoder) -> tuple[Names, Decoder]:
-    """Queries, keys and values in one matrix, one after the other, and in one vector of biases."""
-    config, cuts = decoder.config, dict(decoder.cuts)
-    names: dict[str, tuple[str, ...]] = {}
-    counts = [config[f"n_{part}heads"] * config["head_dim"] for part in ("", "kv_", "kv_")]
-    for part, start, count in zip("qkv", (0, counts[0], counts[0] + counts[1]), counts, strict=True):
-        entry = f"layers.{{N}}.attn_{part}"
-        cut = cuts.get(entry)
-        order = tuple(start + i for i in (_order(cut) if cut else range(count)))
-        cuts[entry] = _rows_of(order, (sum(counts), config["n_embd"]))
-        cuts[entry + "_bias"] = _numbers(order, sum(counts))
-        names |= layer(**{f"attn_{part}": "attn_qkv.weight", f"attn_{part}_bias": "attn_qkv.bias"})
-    return names, decoder._replace(cuts=cuts)
+def fused(gguf: GgufFile, decoder: Decoder) -> Decoder:
+    """Layers of attention that have queries, keys and values in one matrix, one after the other, and in one
+    vector of biases. In a layer with a state that name means another projection."""
+    config = decoder.config
+    n_layers, heads = config["n_layers"], config["n_heads"] * (1 + config.get("attn_gate", 0))
+    mixers, widths, counts = (config.get(name) or [0] * n_layers for name in ("mixer", *_OF_LAYERS))
+    sources, cuts = dict(decoder.sources), dict(decoder.cuts)
+    for n in range(n_layers):
+        matrix = f"blk.{n}.attn_qkv.weight"
+        if mixers[n] or matrix not in gguf.tensors:
+            continue
+        width = widths[n] or config["head_dim"]
+        query, key = heads * width, (counts[n] or config["n_kv_heads"]) * width
+        parts = {"q": (0, query), "gate": (0, query), "k": (query, key), "v": (query + key, key)}
+        for part, (start, count) in parts.items():
+            entry, cut = f"layers.{n}.attn_{part}", decoder.cuts.get(f"layers.{{N}}.attn_{part}")
+            order = tuple(start + i for i in _order(cut)) if cut else range(start, start + count)
+            sources |= {entry: (matrix,), entry + "_bias": (f"blk.{n}.attn_qkv.bias",)}
+            cuts[entry] = _rows_of(order, (query + 2 * key, config["n_embd"]))
+            cuts[entry + "_bias"] = _numbers(order, query + 2 * key)
+    return decoder._replace(sources=sources, cuts=cuts)
 
 
 def _order(cut: Cut) -> tuple[int, ...]:
@@ -160,9 +194,9 @@ def _order(cut: Cut) -> tuple[int, ...]:
     return tuple(cut.view(SourceTensor("", Path(), "", ()), 0).order)
 
 
-def _rows_of(order: tuple[int, ...], shape: tuple[int, int]) -> Cut:
+def _rows_of(order: Sequence[int], shape: tuple[int, int]) -> Cut:
     return Cut(shape, lambda tensor, _: View(tensor, len(order), shape[1], order=order))
 
 
-def _numbers(order: tuple[int, ...], count: int) -> Cut:
+def _numbers(order: Sequence[int], count: int) -> Cut:
     return Cut((count,), lambda tensor, _: View(tensor, 1, len(order), order=order, flat=True))

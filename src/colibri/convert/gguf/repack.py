@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from colibri.convert.gguf.blocks import HELD, Blocks, sizes
 from colibri.errors import ConversionError
+from colibri.panels import MXFP4_LARGEST
 from colibri.quantize import PANEL_ROWS, panel_bytes
 
 Bytes = npt.NDArray[np.uint8]
@@ -25,7 +26,6 @@ Words = npt.NDArray[np.uint32]
 Check = Callable[[Any, str], None]  # (what is wrong, [panels, anything, 16 rows]; the text of the error)
 
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_LARGEST_EXPONENT = 252  # 6 x 2^(252 - 127) is below the largest f32
 
 
 def repack(blocks: Blocks, place: Callable[[int], str]) -> memoryview:
@@ -194,7 +194,7 @@ def _put_q6(out: Bytes, codes: Words, scales: npt.NDArray[np.int8], units: npt.N
 def _mxfp4(out: Bytes, blocks: Bytes, check: Check) -> None:
     """An exponent, then 16 bytes in the order of our lines."""
     exponents = blocks[..., 0]
-    check(exponents.transpose(0, 2, 1) > _LARGEST_EXPONENT, f"a scale above {_LARGEST_EXPONENT}")
+    check(exponents.transpose(0, 2, 1) > MXFP4_LARGEST, f"a scale above {MXFP4_LARGEST}")
     at = _put(out, 0, _turned(blocks[..., 1:]))
     padded = np.zeros((len(out), PANEL_ROWS, -(-exponents.shape[2] // 4) * 4), np.uint8)
     padded[..., : exponents.shape[2]] = exponents

@@ -19,6 +19,7 @@ from colibri.errors import ConversionError
 FREQS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _MOST_FREQUENCIES = 1 << 16
+_ENDLESS = 1e30  # a factor that leaves nothing of a frequency
 
 
 def read_rotation(metadata: Metadata, head_dim: int | None, by_mscale: bool) -> dict[str, Any]:
@@ -43,15 +44,33 @@ def read_rotation(metadata: Metadata, head_dim: int | None, by_mscale: bool) -> 
 
 
 def _share(metadata: Metadata, head_dim: int) -> float:
-    """Such that the family's product with head_dim is rope.dimension_count again."""
+    """The part of a head that rope.dimension_count is."""
     count = metadata.get("rope.dimension_count")
     if count is None:
         return 1.0
     rotated = metadata.integer("rope.dimension_count", 2)
     if rotated > head_dim:
         raise metadata.error("rope.dimension_count", f"at most the width of a head, {head_dim}")
-    share = rotated / head_dim
-    return share if int(share * head_dim) == rotated else math.nextafter(share, 1.0)
+    return _quotient(rotated, head_dim)
+
+
+def _quotient(part: int, whole: int) -> float:
+    """Such that the product with `whole`, cut to an integer, is `part` again."""
+    share = part / whole
+    return share if int(share * whole) == part else math.nextafter(share, 1.0)
+
+
+def still(metadata: Metadata, head_dim: int) -> float:
+    """The share of a head that rotates where factors are 1 for its frequencies and endless for the others."""
+    factors = read_vector(metadata.gguf, FREQS) if metadata.has(FREQS) else np.zeros(0, np.float32)
+    count = int((factors == 1).sum())
+    if len(factors) != head_dim // 2 or not count or not (factors[count:] >= _ENDLESS).all():
+        found = f"{len(factors)} numbers, {factors[:64].tolist()!r:.80}" if len(factors) else "absent"
+        raise ConversionError(
+            f"{metadata.gguf.path}: {FREQS} is {found}; expected {head_dim // 2} factors, 1 for each "
+            f"frequency that rotates and then {_ENDLESS:g}. Other factors are not supported here."
+        )
+    return _quotient(2 * count, head_dim)
 
 
 def _longrope(metadata: Metadata) -> dict[str, Any]:
