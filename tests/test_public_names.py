@@ -22,6 +22,7 @@ NAMES = [
     "ModelFileError",
     "ModelIOError",
     "NumericError",
+    "Plan",
     "Profile",
     "Routing",
     "Sampling",
@@ -31,6 +32,7 @@ NAMES = [
     "__version__",
     "load",
     "measure",
+    "plan",
 ]
 MODEL = [
     "batch_logits",
@@ -45,6 +47,7 @@ MODEL = [
     "router_logits",
     "routing",
     "start_ids",
+    "stats",
     "stream",
     "stream_chat",
     "tokenizer",
@@ -59,6 +62,7 @@ MODEL_VALUES = [
     "memory",
     "n_vocab",
     "path",
+    "residency",
     "threads",
 ]
 

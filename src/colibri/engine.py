@@ -23,7 +23,7 @@ from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
 from colibri._native import Counts, Floats, Ids, MemoryPlan
 from colibri.arguments import IdList, Opening, checked_ids
-from colibri.cache import DEMO, is_source, resolve
+from colibri.cache import resolve
 from colibri.drawing import drawer
 from colibri.errors import ArgumentError, UnsupportedError
 from colibri.generate import Generation, NoText, Stream, Work
@@ -106,14 +106,7 @@ def load(
         expert_policy,
         lanes,
     )
-    name = os.fspath(path)
-    for key, value in (("type", type), ("experts", experts), ("dense", dense), ("output", output)):
-        if value is not None and (name == DEMO or not is_source(Path(name))):
-            raise ArgumentError(
-                f"{key}={value!r} has no effect: {name} is neither a Hugging Face directory nor a GGUF file, "
-                "so nothing is converted"
-            )
-    return Model(resolve(name, type, notify=_log.info, experts=experts, dense=dense, output=output), chosen)
+    return Model(resolve(path, type, notify=_log.info, experts=experts, dense=dense, output=output), chosen)
 
 
 class Model:

@@ -20,6 +20,7 @@ from colibri.cli.bench import bench_model
 from colibri.cli.cache import show_cache
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.inspect import inspect_model
+from colibri.cli.plan import plan_model
 from colibri.cli.profile import profile_model
 from colibri.cli.report import for_command_line
 from colibri.cli.run import run_model
@@ -39,6 +40,7 @@ app.command("convert")(convert_checkpoint)
 app.command("inspect")(inspect_model)
 app.command("cache")(show_cache)
 app.command("bench")(bench_model)
+app.command("plan")(plan_model)
 app.command("profile")(profile_model)
 
 
