@@ -89,7 +89,7 @@ PYTHON: Table = [
     ("quantize",),
     ("panels",),
     ("_native",),
-    ("_records", "_ffi", "memory"),
+    ("_records", "_ffi", "memory", "aside"),
     ("errors",),
 ]
 # Who alone may import a module, whatever the layers allow.
