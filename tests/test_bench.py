@@ -216,6 +216,8 @@ CELL_KEYS = {
     "peak_rss_bytes",
     "peak_rss_beyond_plan_bytes",
     "plan_bytes",
+    "residency",
+    "streaming",
     "outside_matrices_us_per_token",
     "attention_us_per_token",
     "barrier_wait_share",
@@ -277,8 +279,8 @@ def test_a_file_that_stays_cached_gives_no_cold_start(
         ({"repeat": 0}, ArgumentError, "repeat: expected at least 1"),
         ({"threads": [1, 1]}, ArgumentError, "different integers"),
         ({"threads": [257]}, ArgumentError, "1 to 256"),
-        ({"residency": "foo"}, ArgumentError, "residency: expected one of"),
-        ({"pin": True}, ArgumentError, "pin=True has no effect with threads=1"),
+        ({"options": {"residency": "foo"}}, ArgumentError, "residency: expected one of"),
+        ({"options": {"pin": True}}, ArgumentError, "pin=True has no effect with threads=1"),
         ({"n_prompt": 4096, "n_decode": 1}, ArgumentError, "trained for 4096"),
     ],
 )
@@ -318,7 +320,7 @@ def test_children_run_no_code_of_the_current_directory(tiny: Callable[[str], Pat
 
 def test_errors_keep_their_class_through_the_process(tiny: Callable[[str], Path]) -> None:
     with pytest.raises(ArgumentError, match="residency: expected"):
-        turns.start_only(turns.Settings(tiny("q8"), 4, 1, residency="foo"), 1, 0)
+        turns.start_only(turns.Settings(tiny("q8"), 4, 1, {"residency": "foo"}), 1, 0)
 
 
 def test_a_file_that_is_replaced_meanwhile_is_refused(tiny: Callable[[str], Path], tmp_path: Path) -> None:
@@ -378,10 +380,35 @@ def test_the_command_measures_a_synthetic_model(
     assert call("inspect", file, "--verify").status == 0
 
 
+def test_streamed_experts_are_measured(call: Callable[..., Result], tiny: Callable[[str], Path]) -> None:
+    """Half of the experts in slots: what is read are whole experts, and found and read are all uses."""
+    small = ("--prompt", 8, "--decode", 20, "--repeat", 1, "--threads", 1)
+    streamed = ("--expert-slots", 16, "--expert-policy", "lru", "--lanes", 2)
+    data = json.loads(call("bench", tiny("q8"), *small, *streamed, "--json").out)
+    (cell,) = data["cells"]
+    assert data["options"] == {"residency": "auto", "expert_slots": 16, "expert_policy": "lru", "lanes": 2}
+    assert cell["residency"] == "streamed" and cell["plan_bytes"]["expert_slots"] == 16
+    assert cell["streaming"]["expert_slots"] == 16
+    expert = cell["plan_bytes"]["slot_bytes"]
+    for part in ("prefill", "decode"):
+        found = cell["streaming"][part]
+        assert 0 <= found["hit_rate"] < 1 and found["wait_seconds_per_token"] > 0
+        assert found["bytes_read_per_token"] > 0
+    found = cell["streaming"]["decode"]
+    assert found["bytes_read_per_token"] == pytest.approx(8 * (1 - found["hit_rate"]) * expert, rel=0.02)
+    table = call("bench", tiny("q8"), *small, *streamed)
+    for words in ("experts in slots", "decode: found in slots", "read from disk per token", "waited for it"):
+        assert words in table.out
+    mapped = json.loads(call("bench", tiny("q8"), *small, "--json").out)["cells"][0]
+    assert (mapped["residency"], mapped["streaming"]) == ("mapped", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "nothing to measure"),
+        (["demo", "--residency", "mapped", "--lanes", "2"], "--lanes 2 has no effect"),
+        (["demo", "--memory", "much"], "--memory: expected a size"),
         (["demo", "--synthetic", "mixtral-tiny"], "two models"),
         (["demo", "--type", "q8"], "--type q8 has no effect"),
         (["demo", "--threads", "1,x"], "--threads: expected numbers"),

@@ -183,10 +183,10 @@ def test_a_chart_is_whole_or_the_older_one(
         )
     file.write_text(older)
 
-    def fail(_report: phases.Report) -> str:
+    def fail(_source: object, _target: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chart, "svg", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(ModelIOError, match="No space left"):
         chart.draw(report, file)
     assert file.read_text() == older and sorted(os.listdir(tmp_path)) == sorted([strange.name, "c.svg"])

@@ -264,15 +264,45 @@ def test_the_command_prints_json(call: Callable[..., Result], model_path: Path) 
     found = call("profile", model_path, "--prompt", 8, "--decode", 4, "--json")
     data = json.loads(found.out)
     assert (found.status, found.err) == (0, "")
-    assert {"version", "machine", "model", "threads", "isa", "residency", "pin", "prefill", "decode"} == set(
-        data
-    )
+    assert {
+        "version",
+        "machine",
+        "model",
+        "threads",
+        "isa",
+        "residency",
+        "expert_slots",
+        "pin",
+        "prefill",
+        "decode",
+    } == set(data)
     for name, tokens in (("prefill", 8), ("decode", 4)):
         part = data[name]
         assert part["tokens"] == tokens and len(part["experts"]) == data["model"]["n_layers"]
         assert sum(phase["ns"] for phase in part["phases"].values()) == part["measured_ns"]
         for phase in part["phases"].values():
             assert sum(phase["ns_by_layer"]) == phase["ns"] >= phase["wait_ns"]
+
+
+def test_streamed_experts_have_figures(call: Callable[..., Result], model_path: Path) -> None:
+    """Eight experts in two layers, of which a token uses two in each; three have slots."""
+    options = ("--prompt", 8, "--decode", 12, "--expert-slots", 3)
+    data = json.loads(call("profile", model_path, *options, "--json").out)
+    assert (data["residency"], data["expert_slots"]) == ("streamed", 3)
+    for name, tokens in (("prefill", 8), ("decode", 12)):
+        found = data[name]["streaming"]
+        layers = found["layers"]
+        uses = sum(layers["hits"]) + sum(layers["misses"])
+        assert found["tokens"] == tokens and len(layers["hits"]) == data["model"]["n_layers"]
+        assert found["hit_rate"] == sum(layers["hits"]) / uses < 1
+        assert found["bytes_per_token"] == sum(layers["bytes_read"]) / tokens > 0
+        assert found["wait_seconds"] == pytest.approx(sum(layers["wait_ns"]) / 1e9)
+    assert sum(data["decode"]["streaming"]["layers"]["misses"]) <= 12 * 4
+    table = call("profile", model_path, *options)
+    for words in ("streamed, 3 experts in slots", "found in slots", "read from disk", "waited for reads"):
+        assert words in table.out
+    mapped = call("profile", model_path, "--prompt", 8, "--decode", 4)
+    assert "found in slots" not in mapped.out and "mapped" in mapped.out
 
 
 def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_path: Path) -> None:
@@ -282,6 +312,7 @@ def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_
         (2, ["--prompt", 100_000_000], "trained for"),
         (2, ["--threads", 0], "threads: expected"),
         (2, ["--residency", "cloud"], "residency: expected"),
+        (2, ["--expert-slots", 9], "--expert-slots: expected 1 to 8"),
         (1, ["--prompt", 2, "--decode", 1, "--chart", lost], "Cannot write"),
     ):
         found = call("profile", model_path, *arguments)

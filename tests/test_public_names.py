@@ -22,6 +22,7 @@ NAMES = [
     "ModelFileError",
     "ModelIOError",
     "NumericError",
+    "Plan",
     "Profile",
     "Routing",
     "Sampling",
@@ -32,6 +33,7 @@ NAMES = [
     "__version__",
     "load",
     "measure",
+    "plan",
 ]
 MODEL = [
     "batch_logits",
@@ -46,6 +48,7 @@ MODEL = [
     "router_logits",
     "routing",
     "start_ids",
+    "stats",
     "stream",
     "stream_chat",
     "tokenizer",
@@ -60,6 +63,7 @@ MODEL_VALUES = [
     "memory",
     "n_vocab",
     "path",
+    "residency",
     "threads",
 ]
 

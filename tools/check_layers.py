@@ -45,13 +45,13 @@ CORE: Table = [
 PYTHON: Table = [
     ("__main__",),
     ("cli/", "server/"),
-    ("analysis/",),
     ("__init__",),
+    ("analysis/",),
     ("profiling",),
     ("engine",),
     ("drawing",),
     ("generate", "sequences"),
-    ("inspection", "cache", "residency"),
+    ("inspection", "cache", "residency", "opened"),
     ("cached",),
     ("arguments",),
     ("convert",),
@@ -89,7 +89,7 @@ PYTHON: Table = [
     ("quantize",),
     ("panels",),
     ("_native",),
-    ("_records", "_ffi", "memory"),
+    ("_records", "_ffi", "memory", "aside"),
     ("errors",),
 ]
 # Who alone may import a module, whatever the layers allow.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from colibri._native import MemoryPlan
+    from colibri.analysis.plan import Plan, plan
     from colibri.engine import Model, Routing, load
     from colibri.errors import (
         ArgumentError,
@@ -52,6 +53,7 @@ __all__ = [
     "ModelFileError",
     "ModelIOError",
     "NumericError",
+    "Plan",
     "Profile",
     "Routing",
     "Sampling",
@@ -62,10 +64,12 @@ __all__ = [
     "__version__",
     "load",
     "measure",
+    "plan",
 ]
 
 _HOMES = {
     "_native": ("MemoryPlan",),
+    "analysis.plan": ("Plan", "plan"),
     "engine": ("Model", "Routing", "load"),
     "generate": ("Generation", "Stream"),
     "profiling": ("Profile", "measure"),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from colibri.cached import alone, cache_directory, cache_limit, make_room, mark_used
 from colibri.entries import weight_types
-from colibri.errors import ConversionError, ModelIOError
+from colibri.errors import ArgumentError, ConversionError, ModelIOError
 from colibri.format import Progress, is_container, read_container
 
 DEMO = "demo"
@@ -48,12 +48,20 @@ def resolve(
         raise ConversionError(
             f'MODEL is empty. Give a .colibri file, a Hugging Face directory, a GGUF file, or "{DEMO}".'
         )
+    path = Path(name)
+    converts = name != DEMO and is_source(path)
+    given = {"type": type, "experts": experts, "dense": dense, "output": output}
+    for key, value in {**given, "requantize": requantize or None}.items():
+        if value is not None and not converts:
+            raise ArgumentError(
+                f"{key}={value!r} has no effect: {name} is neither a Hugging Face directory nor a GGUF file, "
+                "so nothing is converted"
+            )
     if name == DEMO:
         return _demo()
-    path = Path(name)
     if is_container(path):
         return path
-    if is_source(path):
+    if converts:
         from colibri.convert.source import open_headers  # heavy: only where something may be converted
         from colibri.convert.types import chosen_types
 

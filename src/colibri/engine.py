@@ -23,12 +23,11 @@ from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
 from colibri._native import Counts, Floats, Ids, MemoryPlan
 from colibri.arguments import IdList, Opening, checked_ids
-from colibri.cache import DEMO, is_source, resolve
+from colibri.cache import resolve
 from colibri.drawing import drawer
 from colibri.errors import ArgumentError, UnsupportedError
-from colibri.format import read_blobs
 from colibri.generate import Generation, NoText, Stream, Work
-from colibri.model_facts import config_of, text_rules
+from colibri.opened import open_file
 from colibri.residency import Traffic
 from colibri.sampling import Options, Sampling
 from colibri.sequences import Progress, Sequences
@@ -109,16 +108,8 @@ def load(
         expert_policy,
         lanes,
     )
-    name = os.fspath(path)
-    given = {"type": type, "experts": experts, "dense": dense, "output": output}
-    for key, value in {**given, "requantize": requantize or None}.items():
-        if value is not None and (name == DEMO or not is_source(Path(name))):
-            raise ArgumentError(
-                f"{key}={value!r} has no effect: {name} is neither a Hugging Face directory nor a GGUF file, "
-                "so nothing is converted"
-            )
     file = resolve(
-        name,
+        path,
         type,
         notify=_log.info,
         experts=experts,
@@ -140,38 +131,20 @@ class Model:
     def __init__(self, path: Path, chosen: Opening | None = None) -> None:
         if not isinstance(chosen, Opening):
             raise ArgumentError(f"a Model is made by colibri.load: colibri.load({str(path)!r})")
-        asked = chosen.counts()
         self.path = path
-        handle = native.open_model(path)
-        opened = weakref.finalize(self, native.close_model, handle)
-        info = native.info(handle)
-        defaults = native.default_params(handle)
-        values = {name: getattr(defaults, name) for name in asked} | {
-            k: v for k, v in asked.items() if v is not None
-        }
-        params = native.Params(**values, pin=int(chosen.pin))
-        self.isa, self.n_vocab = info.isa, info.n_vocab
+        opened = open_file(path, chosen)
+        handle, params, info = opened.handle, opened.params, opened.info
+        closing = weakref.finalize(self, native.close_model, handle)
+        self.isa, self.n_vocab, self.config = info.isa, info.n_vocab, opened.config
         self.threads, self.context = params.threads, params.context
         self.max_batch = params.max_batch
         self.chunk = min(params.chunk, params.context * params.max_batch)
-        self.config = config_of(handle)
-        if params.context > info.context_length:
-            _log.warning(
-                "context %d is longer than the %d positions that %s was trained for: beyond them it may "
-                "write nonsense",
-                params.context,
-                info.context_length,
-                path.name,
-            )
-        blobs = read_blobs(path)
-        rules, self._rules, self._tokenizer = text_rules(blobs, self.config)
+        rules, self._rules, self._tokenizer = opened.rules
         self._defaults, self._end_ids = rules["defaults"], rules["eos_ids"]
-        self._template_names = rules["special_tokens"]
-        template = blobs.get("chat_template.jinja")
-        self.chat_template = None if template is None else template.decode("utf-8", "replace")
-        self.residency, params = residency_rules.decide(handle, chosen, params, sum(self.config["n_experts"]))
+        self._template_names, self.chat_template = rules["special_tokens"], opened.chat_template
+        self.residency, params = residency_rules.decide(handle, chosen, params, opened.n_experts)
         fetching = residency_rules.bring_in(handle, self.residency, chosen, params)
-        opened.detach()
+        closing.detach()
         failed = weakref.finalize(self, _end, fetching, handle)  # until there is a context
         self.memory: MemoryPlan = native.plan(handle, params)
         self._traffic = np.zeros((info.n_layers, 4), np.uint64)

@@ -19,6 +19,7 @@ from colibri.memory import available_bytes, resident_bytes
 
 _log = logging.getLogger("colibri")
 _SHARE = 0.9  # of the memory that the machine has left, which experts may take where no limit is given
+_BY_LAYER = ("hits", "misses", "bytes_read", "wait_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +34,41 @@ class Traffic:
     wait_ns: Counts  # [n_layers] nanoseconds that evaluations waited for reads
 
     @property
+    def uses(self) -> int:
+        """Of all layers."""
+        return int(self.hits.sum() + self.misses.sum())
+
+    @property
     def hit_rate(self) -> float:
         """Of all layers; 0 before the first use."""
-        uses = int(self.hits.sum() + self.misses.sum())
-        return int(self.hits.sum()) / uses if uses else 0.0
+        return int(self.hits.sum()) / self.uses if self.uses else 0.0
 
     @property
     def bytes_per_token(self) -> float:
         return int(self.bytes_read.sum()) / self.tokens if self.tokens else 0.0
 
-    def as_dict(self) -> dict[str, object]:
-        """For JSON: totals, and lists by layer."""
-        by_layer = {
-            name: getattr(self, name).tolist() for name in ("hits", "misses", "bytes_read", "wait_ns")
-        }
+    @property
+    def wait_seconds(self) -> float:
+        """Of all layers."""
+        return int(self.wait_ns.sum()) / 1e9
+
+    def since(self, earlier: Traffic) -> Traffic:
+        """What was added after an earlier one."""
+        layers = (getattr(self, name) - getattr(earlier, name) for name in _BY_LAYER)
+        return Traffic(self.tokens - earlier.tokens, *layers)
+
+    def totals(self) -> dict[str, float]:
+        """For JSON: all layers together."""
         return {
             "tokens": self.tokens,
             "hit_rate": self.hit_rate,
             "bytes_per_token": self.bytes_per_token,
-            "wait_seconds": int(self.wait_ns.sum()) / 1e9,
-            "layers": by_layer,
+            "wait_seconds": self.wait_seconds,
         }
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON: totals, and lists by layer."""
+        return {**self.totals(), "layers": {name: getattr(self, name).tolist() for name in _BY_LAYER}}
 
 
 def decide(
@@ -72,19 +87,20 @@ def decide(
         expert_policy=POLICIES[chosen.expert_policy or "lfru"],
     )
     if kind in ("mapped", "resident"):
-        _check_whole(kind, native.plan(model, replace(params, memory_limit=0)), limit)
+        params = replace(params, memory_limit=0)
+        _check_whole(kind, native.plan(model, params), limit)
         return kind, params
     if limit == 0 and chosen.expert_slots is None and (free := available_bytes()) is not None:
         params = replace(params, memory_limit=int(_SHARE * free) + resident_bytes())
     try:
         slots = native.plan(model, params).expert_slots
+        if kind == "streamed" and slots == 0:
+            slots = _most_slots(model, params, n_experts)
     except MemoryPlanError as error:
-        if kind == "streamed" or limit:
-            raise
+        if kind == "streamed" or limit:  # the library calls the limit by another name
+            raise MemoryPlanError(str(error).replace("memory_limit:", "memory:", 1)) from None
         _log.warning("more than memory holds, so the system reads pages as they are needed: %s", error)
         slots = 0
-    if kind == "streamed" and slots == 0:
-        slots = n_experts
     if slots == 0:
         for name in ("expert_policy", "lanes"):
             if (value := getattr(chosen, name)) is not None:
@@ -93,6 +109,18 @@ def decide(
                     "leave it out, or give residency='streamed'"
                 )
     return "streamed" if slots else "mapped", replace(params, expert_slots=slots, memory_limit=0)
+
+
+def _most_slots(model: native.ModelHandle, params: native.Params, n_experts: int) -> int:
+    """The library gives slots only where the whole does not fit without them: as many as the limit allows."""
+    limit = params.memory_limit or 2**63
+    few, many = 1, n_experts
+    while few < many:
+        slots = (few + many + 1) // 2
+        total = native.plan(model, replace(params, expert_slots=slots, memory_limit=0)).total_bytes
+        few, many = (slots, many) if total <= limit else (few, slots - 1)
+    native.plan(model, replace(params, expert_slots=few))  # refuses even one, and says what is needed
+    return few
 
 
 def _check_slots(slots: int | None, n_experts: int) -> None:
@@ -124,7 +152,7 @@ def bring_in(
     progress = chosen.progress or _ignore
     if kind != "mapped":
         if kind == "resident":
-            _check_room(native.plan(model, params))
+            check_room(native.plan(model, params))
         native.fetch(model, RESIDENCIES[kind], progress)
         return _nothing
     if not chosen.prefetch:
@@ -147,7 +175,8 @@ def bring_in(
     return end
 
 
-def _check_room(plan: native.MemoryPlan) -> None:
+def check_room(plan: native.MemoryPlan) -> None:
+    """Raises MemoryPlanError where a copy of the weights does not fit beside the context."""
     weights, available = plan.weights_mapped + plan.weights_resident, available_bytes()
     if available is not None and weights + plan.context_bytes > available:
         raise MemoryPlanError(

@@ -1,6 +1,7 @@
-"""What `colibri bench` and `colibri profile` know: models of given shapes without a download, bytes and
-operations of a token, the machine's bandwidth, speed in fresh processes, time by phase, layer and expert.
+"""What `colibri plan`, `bench` and `profile` know: models of given shapes without a download, bytes and
+operations of a token, the bandwidth of memory and disk, what a model will take, speed in fresh processes,
+time by phase, layer and expert.
 
 Owns: figures as data, with units in their names. Refuses: formats for people (cli/), and being needed by the
-engine: nothing outside cli/ and benchmarks/ imports it.
+engine: nothing but cli/, benchmarks/ and the public name colibri.plan imports it.
 """

@@ -6,8 +6,8 @@ Owns: the order of turns, medians, rates and shares. Refuses: tables (cli/bench.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ from colibri.analysis.turns import Settings, Start, Turn
 from colibri.arguments import Opening
 from colibri.errors import ArgumentError
 from colibri.inspection import Description, describe
+from colibri.memory import available_bytes
 
 Progress = Callable[[int, int, str], object]  # turns done, turns in all, what runs now
 _DROPPED = 0.01  # most of a file that may still be cached for a start to count as cold
@@ -57,6 +58,7 @@ class Cell:
         return {
             "threads": self.threads,
             "isa": self.turns[0].isa,
+            "residency": self.turns[0].residency,
             "turns": len(self.turns),
             **_spread("prefill_tok_per_s", prefill),
             **_spread("decode_tok_per_s", decode),
@@ -75,11 +77,29 @@ class Cell:
             "peak_rss_bytes": max(peaks, default=None),
             "peak_rss_beyond_plan_bytes": max(peaks) - plan["total_bytes"] if peaks else None,
             "plan_bytes": plan,
+            "streaming": self._streaming(),
             "outside_matrices_us_per_token": median(
                 turn.outside_matrices_us_per_token for turn in self.turns
             ),
             "attention_us_per_token": median(turn.attention_us_per_token for turn in self.turns),
             "barrier_wait_share": median(turn.barrier_wait_share for turn in self.turns),
+        }
+
+    def _streaming(self) -> dict[str, Any] | None:
+        """What streamed experts cost; None where none was streamed."""
+        if self.turns[0].residency != "streamed":
+            return None
+        parts = {
+            "prefill": [turn.prefill_traffic for turn in self.turns],
+            "decode": [turn.decode_traffic for turn in self.turns],
+        }
+        return {"expert_slots": self.turns[0].plan["expert_slots"]} | {
+            part: {
+                "hit_rate": median(one["hit_rate"] for one in of),
+                "bytes_read_per_token": median(one["bytes_per_token"] for one in of),
+                "wait_seconds_per_token": median(one["wait_seconds"] / one["tokens"] for one in of),
+            }
+            for part, of in parts.items()
         }
 
 
@@ -123,8 +143,7 @@ class Report:
             "prompt_tokens": self.settings.n_prompt,
             "decode_tokens": self.settings.n_decode,
             "repeats": self.repeats,
-            "residency": self.settings.residency,
-            "pin": self.settings.pin,
+            "options": dict(self.settings.options),
             "token_cost": asdict(self.cost),
             "read_probe": {"method": bandwidth.NAME, "buffer_bytes": self.probe_buffer_bytes},
             "cells": [cell.data() for cell in self.cells],
@@ -141,15 +160,14 @@ class Report:
 class Plan:
     """What is asked of a benchmark, checked when it is made: before a model is written, converted or read.
     n_prompt and n_decode: None is 512 and 64, or less where the model has fewer positions. threads: different
-    counts; None is what the engine would choose. residency and pin are load()'s; a single thread is never
-    pinned."""
+    counts; None is what the engine would choose. options: keywords of load() that say where weights are, and
+    pin; a single thread is never pinned."""
 
     n_prompt: int | None = None
     n_decode: int | None = None
     threads: Sequence[int] | None = None
     repeat: int = 5
-    residency: str = "mapped"
-    pin: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
@@ -159,7 +177,7 @@ class Plan:
             not counts or len(set(counts)) != len(counts) or any(not 1 <= n <= 256 for n in counts)
         ):
             raise ArgumentError(f"threads: expected different integers from 1 to 256, found {list(counts)}")
-        Opening(threads=max(counts) if counts else None, residency=self.residency, pin=self.pin)
+        Opening(threads=max(counts) if counts else None, **self.options)
         self.lengths(1 << 30)
 
     def lengths(self, limit: int) -> tuple[int, int]:
@@ -176,7 +194,7 @@ def bench(path: Path, plan: Plan, progress: Progress | None = None) -> Report:
     n_prompt, n_decode = plan.lengths(description.config["context_length"])
     threads = plan.threads or [_default_threads(path)]
     peak_type = max(description.types, key=description.types.__getitem__)
-    settings = Settings(path, n_prompt, n_decode, plan.residency, plan.pin, peak_type, identity)
+    settings = Settings(path, n_prompt, n_decode, plan.options, peak_type, identity)
     before = machine.describe()
     total, done = plan.repeat * len(threads) + 1, 0
     found: dict[int, list[Turn]] = {n: [] for n in threads}
@@ -216,7 +234,10 @@ def _default_threads(path: Path) -> int:
 
 
 def _read_once(path: Path) -> None:
-    """Into the page cache, so that the first turn is as warm as the others."""
+    """Into the page cache, so that the first turn is as warm as the others; not where it would not stay."""
+    available = available_bytes()
+    if available is not None and path.stat().st_size > available:
+        return
     with path.open("rb", buffering=0) as file:
         block = bytearray(4 << 20)
         while file.readinto(block):

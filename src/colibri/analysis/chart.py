@@ -7,15 +7,14 @@ them tells the sum.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from colibri.analysis.phases import Part, Report
-from colibri.errors import ArgumentError, ModelIOError
+from colibri.aside import check_place, write_whole
+from colibri.errors import ArgumentError
 
 _WIDTH, _ROW, _MARGIN, _HEAD = 1600.0, 22, 10, 34
 _NARROWEST = 0.3  # of a box, in pixels
@@ -101,11 +100,9 @@ def check_file(file: Path) -> None:
     """An error unless a chart may be written there: a new file, or an SVG picture to replace."""
     if file.suffix.lower() != ".svg":
         raise ArgumentError(f"chart: expected a file name that ends in .svg, found {str(file)!r}")
-    real = Path(os.path.realpath(file))
-    if not real.parent.is_dir() or not os.access(real.parent, os.W_OK):
-        raise ModelIOError(f"Cannot write {file}: {real.parent} is no directory that can be written to.")
-    if real.exists() and not (real.is_file() and _is_svg(real)):
+    if file.exists() and not (file.is_file() and _is_svg(file)):
         raise ArgumentError(f"chart: {file} exists and is not an SVG picture, so it is left as it is")
+    check_place(file)
 
 
 def _is_svg(file: Path) -> bool:
@@ -121,16 +118,7 @@ def _is_svg(file: Path) -> bool:
 def draw(report: Report, file: Path) -> None:
     """Writes the chart beside the file, then takes the name: there is a whole picture or the older one."""
     check_file(file)
-    real = Path(os.path.realpath(file))
-    aside = real.with_name(f".colibri-{secrets.token_hex(8)}.svg")
-    try:
-        try:
-            aside.write_text(svg(report), encoding="utf-8")
-            os.replace(aside, real)
-        finally:
-            aside.unlink(missing_ok=True)
-    except OSError as error:
-        raise ModelIOError(f"Cannot write {file}: {error.strerror or error}.") from error
+    write_whole(file, svg(report))
 
 
 def svg(report: Report) -> str:

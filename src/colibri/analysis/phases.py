@@ -108,7 +108,8 @@ class Report:
     n_layers: int
     n_experts: int  # the largest of all layers
     parts: tuple[Part, Part]  # prefill, decode
-    residency: str
+    residency: str  # that was chosen
+    expert_slots: int  # 0: no expert is streamed
     pin: bool
     machine: dict[str, Any]
 
@@ -121,9 +122,14 @@ class Report:
             "threads": self.threads,
             "isa": self.isa,
             "residency": self.residency,
+            "expert_slots": self.expert_slots,
             "pin": self.pin,
-            **{part.name: part.data() for part in self.parts},
+            **{part.name: part.data() | self._streaming(part) for part in self.parts},
         }
+
+    def _streaming(self, part: Part) -> dict[str, Any]:
+        """What streamed experts cost; None where none was streamed."""
+        return {"streaming": part.timed.traffic.as_dict() if self.residency == "streamed" else None}
 
 
 def profile(path: Path, opening: Opening, n_prompt: int | None = None, n_decode: int | None = None) -> Report:
@@ -146,7 +152,8 @@ def profile(path: Path, opening: Opening, n_prompt: int | None = None, n_decode:
             model.config["n_layers"],
             max(model.config["n_experts"]),
             (Part("prefill", prefill, rows[0]), Part("decode", decode, rows[1])),
-            opening.residency,
+            model.residency,
+            model.memory.expert_slots,
             opening.pin,
             described,
         )

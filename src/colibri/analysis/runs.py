@@ -19,6 +19,7 @@ from colibri._native import Ids
 from colibri.engine import Model
 from colibri.errors import ArgumentError, ColibriError
 from colibri.profiling import Profile, measure
+from colibri.residency import Traffic
 
 MATRIX_PHASES = ("qkv", "attn_out", "gate_up", "down", "output")  # the rest is not reading weights
 
@@ -30,6 +31,7 @@ class Timed:
     tokens: int
     seconds: float  # around them, as the caller sees it
     profile: Profile
+    traffic: Traffic  # of streamed experts
 
 
 def lengths(
@@ -95,11 +97,13 @@ class Loops:
     def timed(self) -> tuple[Timed, Timed]:
         """Prefill and decode with times by phase."""
         with measure(self.model) as profile:
+            before = self.model.stats
             seconds = self.prefill()
-            prefill = Timed(self.n_prompt, seconds, profile.copy())
+            between = self.model.stats
+            prefill = Timed(self.n_prompt, seconds, profile.copy(), between.since(before))
             profile.clear()
             seconds = self.decode()
-            return prefill, Timed(self.n_decode, seconds, profile.copy())
+            return prefill, Timed(self.n_decode, seconds, profile.copy(), self.model.stats.since(between))
 
     def _fresh(self) -> Ids:
         return self._random.integers(0, self._n_ids, self.n_prompt + self.n_decode, dtype=np.int32)

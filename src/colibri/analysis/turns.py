@@ -14,9 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,7 @@ class Settings:
     model: Path
     n_prompt: int
     n_decode: int
-    residency: str = "mapped"
-    pin: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)  # of load(); a single thread is never pinned
     peak_type: str = "q8"  # weight type whose kernels' peak prefill is compared with
     identity: tuple[int, ...] = ()  # identity() of the file when the benchmark began; (): not compared
 
@@ -59,6 +58,7 @@ class Turn:
 
     threads: int
     isa: str
+    residency: str
     start: Start
     prefill_seconds: float  # until the first id after the prompt is chosen
     decode_seconds: float
@@ -70,6 +70,8 @@ class Turn:
     outside_matrices_us_per_token: float
     attention_us_per_token: float
     barrier_wait_share: float
+    prefill_traffic: dict[str, float]  # totals of residency.Traffic, while it was measured
+    decode_traffic: dict[str, float]
 
 
 class _Worker:
@@ -127,8 +129,7 @@ def _worker(settings: Settings, threads: int, seed: int) -> Iterator[_Worker]:
         "threads": threads,
         "prompt": settings.n_prompt,
         "decode": settings.n_decode,
-        "residency": settings.residency,
-        "pin": settings.pin and threads > 1,
+        "options": {name: value for name, value in settings.options.items() if name != "pin" or threads > 1},
         "peak_type": settings.peak_type,
         "seed": seed,
     }
@@ -173,6 +174,7 @@ def take(settings: Settings, threads: int, probe: Probe, seed: int) -> Turn:
     return Turn(
         threads,
         first["isa"],
+        first["residency"],
         start,
         prefill["seconds"],
         decode["seconds"],
@@ -184,6 +186,8 @@ def take(settings: Settings, threads: int, probe: Probe, seed: int) -> Turn:
         phases["outside_matrices_us_per_token"],
         phases["attention_us_per_token"],
         phases["barrier_wait_share"],
+        prefill["traffic"],
+        decode["traffic"],
     )
 
 

@@ -1,9 +1,9 @@
 """One thread count in a process of its own, driven by turns.py: python -m colibri.analysis.worker SETTINGS
 
 Owns: the order of what is measured. SETTINGS is a JSON object {"model", "threads", "prompt", "decode",
-"residency", "pin", "seed"}; the process opens the model, evaluates a short prompt, answers, and then serves
-the lines "prefill", "decode", "phases" and "peak" of stdin until it ends. Answers are JSON lines on stdout; a
-failure is {"error", "kind"}, kind a name of errors.py.
+"options", "seed"}, options those of load(); the process opens the model, evaluates a short prompt, answers,
+and then serves the lines "prefill", "decode", "phases" and "peak" of stdin until it ends. Answers are JSON
+lines on stdout; a failure is {"error", "kind"}, kind a name of errors.py.
 Refuses: probes of memory, which would count as this process's own.
 """
 
@@ -34,18 +34,13 @@ def _start(settings: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
     """The open model after its first token, and when (time.time()) each step was done."""
     imported = time.time()
     context = max(settings["prompt"] + settings["decode"], SHORT_PROMPT)
-    model = load(
-        settings["model"],
-        threads=settings["threads"],
-        context=context,
-        residency=settings["residency"],
-        pin=settings["pin"],
-    )
+    model = load(settings["model"], threads=settings["threads"], context=context, **settings["options"])
     loaded = time.time()
     Loops(model, SHORT_PROMPT, 0, settings["seed"]).prefill()
     first = time.time()
     times = {"imported_at": imported, "loaded_at": loaded, "first_token_at": first}
-    return model, times | {"isa": model.isa, "plan": dataclasses.asdict(model.memory)}
+    about = {"isa": model.isa, "residency": model.residency, "plan": dataclasses.asdict(model.memory)}
+    return model, times | about
 
 
 def _serve(settings: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
@@ -66,11 +61,16 @@ def _prefill(loops: Loops) -> dict[str, Any]:
     loops.prefill()
     loops.decode(min(_WARM_UP_TOKENS, loops.n_decode))
     loops.renew()
-    return {"seconds": loops.prefill()}
+    before = loops.model.stats
+    seconds = loops.prefill()
+    return {"seconds": seconds, "traffic": loops.model.stats.since(before).totals()}
 
 
 def _decode(loops: Loops) -> dict[str, Any]:
-    return {"seconds": loops.decode(), "memory": machine.process_bytes()}
+    before = loops.model.stats
+    seconds = loops.decode()
+    traffic = loops.model.stats.since(before).totals()
+    return {"seconds": seconds, "traffic": traffic, "memory": machine.process_bytes()}
 
 
 def _phases(loops: Loops) -> dict[str, Any]:

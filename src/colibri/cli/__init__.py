@@ -20,6 +20,7 @@ from colibri.cli.bench import bench_model
 from colibri.cli.cache import show_cache
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.inspect import inspect_model
+from colibri.cli.plan import plan_model
 from colibri.cli.profile import profile_model
 from colibri.cli.replay import replay_trace
 from colibri.cli.report import for_command_line
@@ -41,6 +42,7 @@ app.command("convert")(convert_checkpoint)
 app.command("inspect")(inspect_model)
 app.command("cache")(show_cache)
 app.command("bench")(bench_model)
+app.command("plan")(plan_model)
 app.command("profile")(profile_model)
 app.command("trace")(trace_model)
 app.command("replay")(replay_trace)

@@ -15,9 +15,13 @@ import typer
 
 from colibri.cli.report import (
     DenseType,
+    ExpertPolicy,
+    ExpertSlots,
     ExpertsType,
+    MemoryLimit,
     OutputType,
     PinThreads,
+    ReadLanes,
     Requantize,
     ResidencyKind,
     bytes_text,
@@ -79,14 +83,27 @@ def bench_model(
     dense: DenseType = None,
     output: OutputType = None,
     requantize: Requantize = False,
-    residency: ResidencyKind = "mapped",
+    memory: MemoryLimit = None,
+    residency: ResidencyKind = "auto",
+    expert_slots: ExpertSlots = None,
+    expert_policy: ExpertPolicy = None,
+    lanes: ReadLanes = None,
     pin: PinThreads = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure prefill, decode, start and memory; every turn is a fresh process."""
     from colibri.analysis import bench, machine
 
-    plan = bench.Plan(prompt, decode, _thread_counts(threads), repeat, residency, pin)
+    chosen: dict[str, Any] = {
+        "memory": memory,
+        "residency": residency,
+        "expert_slots": expert_slots,
+        "expert_policy": expert_policy,
+        "lanes": lanes,
+        "pin": pin or None,
+    }
+    options = {name: value for name, value in chosen.items() if value is not None}
+    plan = bench.Plan(prompt, decode, _thread_counts(threads), repeat, options)
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
     path = _model_file(model, synthetic, types, requantize, plan)
     if machine.is_busy():
@@ -142,6 +159,10 @@ def _spread(name: str, form: str) -> Callable[[dict[str, Any]], str]:
     return text
 
 
+def _streaming(part: str, name: str, text: Callable[[float], str]) -> Callable[[dict[str, Any]], str]:
+    return lambda cell: text(cell["streaming"][part][name])
+
+
 _ROWS: Sequence[_Row] = (
     ("prefill, tok/s", _spread("prefill_tok_per_s", ".1f")),
     ("decode, tok/s", _spread("decode_tok_per_s", ".2f")),
@@ -158,8 +179,29 @@ _ROWS: Sequence[_Row] = (
     ("outside matrices, us per token", lambda c: f"{c['outside_matrices_us_per_token']:.1f}"),
     ("  of these attention", lambda c: f"{c['attention_us_per_token']:.1f}"),
     ("waiting at barriers, share of decode", lambda c: f"{c['barrier_wait_share']:.2%}"),
+    ("residency", lambda c: c["residency"]),
     ("planned memory", lambda c: bytes_text(c["plan_bytes"]["total_bytes"])),
     ("peak resident, Python included", lambda c: _bytes_or(c["peak_rss_bytes"], "not told by the system")),
+)
+
+
+_STREAMED_ROWS: Sequence[_Row] = (
+    ("experts in slots", lambda c: str(c["streaming"]["expert_slots"])),
+    *(
+        row
+        for part in ("prefill", "decode")
+        for row in (
+            (f"{part}: found in slots", _streaming(part, "hit_rate", lambda rate: f"{rate:.1%}")),
+            (
+                "  read from disk per token",
+                _streaming(part, "bytes_read_per_token", lambda count: bytes_text(round(count))),
+            ),
+            (
+                "  waited for it, ms per token",
+                _streaming(part, "wait_seconds_per_token", lambda seconds: f"{1e3 * seconds:.2f}"),
+            ),
+        )
+    ),
 )
 
 
@@ -178,6 +220,10 @@ def _table(report: Report) -> Table:
         table.add_column(f"{counted(cell['threads'], 'thread')}, {cell['isa']}", justify="right")
     for name, text in _ROWS:
         table.add_row(name, *(text(cell) for cell in data["cells"]))
+    if any(cell["streaming"] for cell in data["cells"]):
+        table.add_section()
+        for name, text in _STREAMED_ROWS:
+            table.add_row(name, *(text(cell) if cell["streaming"] else "" for cell in data["cells"]))
     return table
 
 

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colibri.cli.report import PinThreads, ResidencyKind, counted, note, print_tables, resolve_model
+from colibri.cli.report import (
+    ExpertPolicy,
+    ExpertSlots,
+    MemoryLimit,
+    PinThreads,
+    ReadLanes,
+    ResidencyKind,
+    bytes_text,
+    counted,
+    note,
+    print_tables,
+    resolve_model,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +54,11 @@ def profile_model(
     threads: Annotated[
         int | None, typer.Option(help="1 to 256; none: the number that the engine chooses.")
     ] = None,
-    residency: ResidencyKind = "mapped",
+    memory: MemoryLimit = None,
+    residency: ResidencyKind = "auto",
+    expert_slots: ExpertSlots = None,
+    expert_policy: ExpertPolicy = None,
+    lanes: ReadLanes = None,
     pin: PinThreads = False,
     chart: Annotated[
         Path | None,
@@ -64,7 +80,15 @@ def profile_model(
     from colibri.arguments import Opening
 
     # Everything that can be wrong is told before the first measurement.
-    opening = Opening(threads=threads, residency=residency, pin=pin)
+    opening = Opening(
+        threads=threads,
+        memory=memory,
+        residency=residency,
+        expert_slots=expert_slots,
+        expert_policy=expert_policy,
+        lanes=lanes,
+        pin=pin,
+    )
     runs.lengths(1 << 30, prompt, decode, default_prompt=1, default_decode=1)
     if chart is not None:
         charts.check_file(chart)
@@ -95,7 +119,9 @@ def _table(title: str) -> Table:
 def _phase_table(report: Report) -> Table:
     """Microseconds a token, share and waiting of each phase, prefill beside decode."""
     threads = counted(report.threads, "thread")
-    table = _table(f"{report.path.name}, {threads}, {report.isa}: time by phase, us per token")
+    slots = f", {report.expert_slots} experts in slots" if report.expert_slots else ""
+    where = f"{threads}, {report.isa}, {report.residency}{slots}"
+    table = _table(f"{report.path.name}, {where}: time by phase, us per token")
     table.add_column("phase")
     for part in report.parts:
         for name in (f"{part.name} {part.timed.tokens}", "share", "of it waiting"):
@@ -117,6 +143,14 @@ def _phase_table(report: Report) -> Table:
     table.add_row("tok/s", *_first_of_three(f"{p.timed.tokens / p.timed.seconds:.1f}" for p in report.parts))
     texts = (f"{p.data()['outside_matrices_us_per_token']:.1f}" for p in report.parts)
     table.add_row("in the engine, outside matrices", *_first_of_three(texts))
+    if report.residency == "streamed":
+        table.add_section()
+        traffic = [part.timed.traffic for part in report.parts]
+        table.add_row("found in slots", *_first_of_three(f"{one.hit_rate:.1%}" for one in traffic))
+        reads = (bytes_text(round(one.bytes_per_token)) for one in traffic)
+        table.add_row("read from disk per token", *_first_of_three(reads))
+        waits = (f"{1e6 * one.wait_seconds / one.tokens:.1f}" for one in traffic)
+        table.add_row("waited for it", *_first_of_three(waits))
     return table
 
 
@@ -142,6 +176,10 @@ def _layer_table(part: Part) -> Table:
     if profile.expert_ticks.size:
         table.add_column("slowest experts")
         table.add_column("most used experts")
+    traffic = part.timed.traffic
+    if traffic.uses:
+        table.add_column("found in slots", justify="right")
+        table.add_column("waited for reads", justify="right")
     total = int(profile.phase_ns.sum())
     for row, phase_ns in enumerate(profile.phase_ns):
         ns = int(phase_ns.sum())
@@ -151,6 +189,9 @@ def _layer_table(part: Part) -> Table:
         cells = [name, f"{ns / tokens / 1e3:.1f}", _share(ns, total), waited, largest]
         if profile.expert_ticks.size:
             cells += _experts(part, row) if name != "outside" else ["", ""]
+        if traffic.uses and name != "outside":
+            hits, misses = int(traffic.hits[row]), int(traffic.misses[row])
+            cells += [_share(hits, hits + misses), f"{int(traffic.wait_ns[row]) / tokens / 1e3:.1f}"]
         table.add_row(*cells)
     return table
 

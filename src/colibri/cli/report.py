@@ -114,7 +114,7 @@ def bytes_text(count: int) -> str:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
-    """A bar with bytes and the time left, on a terminal; without one, nothing."""
+    """A bar with bytes and the time left, on a terminal, from the first progress on; without one, nothing."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -134,10 +134,10 @@ def progress_bar(what: str) -> Iterator[Progress]:
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(what, total=None, visible=False)
 
         def update(done: int, total: int, _name: str) -> None:
-            bar.update(task, completed=done, total=total)
+            bar.update(task, completed=done, total=total, visible=True)
 
         yield update
 
@@ -179,16 +179,16 @@ def print_tables(*tables: Table) -> None:
 def resolve_model(model: str, types: Mapping[str, str | None], requantize: bool = False) -> Path:
     """The `.colibri` file that MODEL stands for; a checkpoint is converted once, with a bar. types: what was
     given for --type, --experts, --dense and --output."""
-    from colibri.cache import is_source, resolve
+    from colibri.cache import resolve
 
-    if model == "demo" or not is_source(Path(model)):
-        given = [f"--{option} {value}" for option, value in types.items() if value is not None]
-        for option in [*given, *(["--requantize"] if requantize else [])]:
-            raise typer.BadParameter(
-                f"{option} has no effect: {model} is neither a Hugging Face directory nor a "
-                "GGUF file, so nothing is converted"
-            )
-        return resolve(model)
-    chosen = {option: value for option, value in types.items() if value is not None}
     with progress_bar("converting") as progress:
-        return resolve(model, progress=progress, notify=note, requantize=requantize, **chosen)
+        return resolve(
+            model,
+            types.get("type"),
+            progress,
+            note,
+            experts=types.get("experts"),
+            dense=types.get("dense"),
+            output=types.get("output"),
+            requantize=requantize,
+        )

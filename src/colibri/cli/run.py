@@ -1,6 +1,6 @@
 """`colibri run`: continues a prompt, or holds a conversation.
 
-Owns: options and their combinations, reading prompts, the conversation loop, the figures of --stats.
+Owns: options and their combinations, reading prompts, the conversation loop.
 Refuses: bounds of values (sampling.py and engine.py check them for API and command line alike).
 """
 
@@ -25,7 +25,6 @@ from colibri.cli.report import (
     ReadLanes,
     Requantize,
     ResidencyKind,
-    bytes_text,
     note,
     progress_bar,
     resolve_model,
@@ -111,12 +110,19 @@ def run_model(
     ] = True,
     pin: PinThreads = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Show speed and memory on stderr afterwards.")
+        bool, typer.Option("--stats", help="Show speed, memory and what streaming cost on stderr afterwards.")
     ] = False,
+    stats_json: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write these figures into a file, as a JSON object; it is replaced."
+        ),
+    ] = None,
 ) -> None:
     """Continue a prompt with a model, or hold a conversation (--chat). A model with an encoder reads the
     prompt and writes another text: a translation, a summary, a plain version."""
     from colibri.arguments import Opening
+    from colibri.aside import check_place
     from colibri.engine import load
     from colibri.sampling import Sampling
 
@@ -151,6 +157,8 @@ def run_model(
     }
     Sampling(**options)  # wrong values are told before a model is converted or loaded
     Opening(**opening)
+    if stats_json is not None:
+        check_place(stats_json)
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
     if not chat:
         prompt = _prompt(prompt)
@@ -160,13 +168,25 @@ def run_model(
         opened = load(file, progress=follow, **opening)
     with opened:
         if chat:
-            _converse(opened, prompt, system, options, stats)
-            return
-        assert prompt is not None
-        _answer(opened, opened.stream(prompt, src_lang=src_lang, tgt_lang=tgt_lang, **options), stats)
+            results = _converse(opened, prompt, system, options)
+        else:
+            assert prompt is not None
+            results = [_answer(opened.stream(prompt, src_lang=src_lang, tgt_lang=tgt_lang, **options))]
+        if results and (stats or stats_json is not None):
+            _tell(opened, results, stats, stats_json)
 
 
-def _answer(model: Model, stream: Stream, stats: bool) -> None:
+def _tell(model: Model, results: list[Generation], stats: bool, stats_json: Path | None) -> None:
+    from colibri.cli.stats import figures, lines, write
+
+    found = figures(model, results)
+    for line in lines(found) if stats else ():
+        note(line)
+    if stats_json is not None:
+        write(stats_json, found)
+
+
+def _answer(stream: Stream) -> Generation:
     try:
         _show(stream)
     except KeyboardInterrupt:
@@ -175,13 +195,12 @@ def _answer(model: Model, stream: Stream, stats: bool) -> None:
     _end_line(stream.text)
     if stream.result.n_generated == 0 and stream.result.finish_reason == "length":
         note("nothing was written: the prompt fills the context; open the model with a larger --context")
-    if stats:
-        _show_stats(model, [stream.result])
+    return stream.result
 
 
 def _converse(
-    model: Model, first: str | None, system: str | None, options: dict[str, Any], stats: bool
-) -> None:
+    model: Model, first: str | None, system: str | None, options: dict[str, Any]
+) -> list[Generation]:
     messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
     results: list[Generation] = []
     interactive = sys.stdin.isatty()
@@ -205,8 +224,7 @@ def _converse(
             messages.pop()  # nothing was answered: as if nothing had been asked
         if stream is not None:
             _end_line(answer)
-    if stats and results:
-        _show_stats(model, results)
+    return results
 
 
 def _show(stream: Stream) -> None:
@@ -280,54 +298,3 @@ def _decoded(data: bytes) -> str:
         raise ArgumentError(
             f"standard input: expected UTF-8, found byte {data[error.start]:#04x} at offset {error.start}"
         ) from None
-
-
-def _show_stats(model: Model, results: list[Generation]) -> None:
-    """Speed of all answers together, then memory by category."""
-    evaluated = sum(result.n_prompt - result.n_reused for result in results if result.prefill_seconds)
-    decoded = sum(max(0, result.n_generated - 1) for result in results)
-    prefill = sum(result.prefill_seconds for result in results)
-    decode = sum(result.decode_seconds for result in results)
-    last = results[-1]
-    memory = model.memory
-    note(f"prompt    {evaluated} tokens, {_speed(evaluated, prefill)}")
-    note(
-        f"answer    {sum(r.n_generated for r in results)} tokens, {_speed(decoded, decode)}, end: "
-        f"{last.finish_reason}"
-    )
-    note(f"engine    {model.isa}, threads {model.threads}, context {model.context}, seed {_seed(last)}")
-    if model.residency == "streamed":
-        traffic = model.stats
-        uses = int(traffic.hits.sum() + traffic.misses.sum())
-        note(
-            f"experts   {memory.expert_slots} of {sum(model.config['n_experts'])} in slots, hit rate "
-            f"{100 * traffic.hit_rate:.1f} % of {uses} uses, {bytes_text(int(traffic.bytes_per_token))} read "
-            f"per token, waited {int(traffic.wait_ns.sum()) / 1e9:.2f} s"
-        )
-    note(
-        f"memory    {bytes_text(memory.total_bytes)} planned ({model.residency}): process "
-        f"{bytes_text(memory.process)}, expert cache {bytes_text(memory.expert_cache)}, weights "
-        f"{bytes_text(memory.weights_mapped)} mapped and {bytes_text(memory.weights_resident)} resident, "
-        f"model {bytes_text(memory.model)}, KV cache {bytes_text(memory.kv_cache)}, activations "
-        f"{bytes_text(memory.activations)}, sampling {bytes_text(memory.sampling)}, threads "
-        f"{bytes_text(memory.threads)}, control {bytes_text(memory.control)}"
-    )
-    peak = _peak_bytes()
-    if peak is not None:
-        note(f"peak      {bytes_text(peak)} resident, Python included")
-
-
-def _speed(tokens: int, seconds: float) -> str:
-    return f"{tokens / seconds:.1f} tok/s" if tokens and seconds else "no time measured"
-
-
-def _seed(result: Generation) -> str:
-    return "none (greedy)" if result.seed is None else str(result.seed)
-
-
-def _peak_bytes() -> int | None:
-    """Largest resident size of this process so far; None where the system does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    return None
