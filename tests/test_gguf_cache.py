@@ -20,7 +20,7 @@ import pytest
 
 import checkpoints
 import colibri
-from colibri import cached
+from colibri import cached, memory
 from colibri.cache import resolve
 from colibri.convert import convert
 from colibri.convert.gguf.container import open_gguf
@@ -249,10 +249,10 @@ def test_one_at_a_time_writes_into_the_cache(
     ],
 )
 def test_sizes(text: str, found: int) -> None:
-    assert cached.bytes_of("X", text) == found
+    assert memory.bytes_of("X", text) == found
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1 XB", "1e999", "nan", "1GiBs", "0x10"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ArgumentError, match="X: expected a size such as 20GiB"):
-        cached.bytes_of("X", text)
+        memory.bytes_of("X", text)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from colibri.errors import ModelIOError
+from colibri.errors import ArgumentError, ModelIOError
 from colibri.memory import bytes_of
 
 DEFAULT_LIMIT = 100 << 30

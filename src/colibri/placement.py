@@ -73,7 +73,8 @@ def _set_policy(policy: int, node: int) -> None:
     words = node // 64 + 1
     mask = (ctypes.c_ulong * words)()
     mask[node // 64] = 1 << node % 64
-    given = (ctypes.byref(mask), ctypes.c_ulong(64 * words + 1)) if policy == _MPOL_BIND else (None, 0)
+    bits = ctypes.c_ulong(64 * words + 1)
+    given = (ctypes.byref(mask), bits) if policy == _MPOL_BIND else (None, 0)
     if library.syscall(ctypes.c_long(number), ctypes.c_long(policy), *given) != 0:
         raise ArgumentError(
             f"numa: the system refused to bind memory to node {node}: {os.strerror(ctypes.get_errno())}"
