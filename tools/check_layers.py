@@ -38,6 +38,7 @@ CORE: Table = [
     ("kernels/scalar", "kernels/avx2", "kernels/avx512", "kernels/neon", "kernels/wasm"),
     ("kernels/body",),
     ("kernels/matmul", "kernels/elementwise", "kernels/attend", "kernels/delta_rule"),
+    ("kernels/lanes",),
     ("kernels/kernels",),
     ("status", "rope", "topk"),
     ("include/colibri",),

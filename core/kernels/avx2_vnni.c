@@ -6,6 +6,4 @@
 #if defined(COLIBRI_HAS_AVX2_VNNI)
 #define AVX2_VNNI
 #include "avx2.c"
-#else
-typedef int no_avx2_vnni_here;
 #endif

@@ -1,29 +1,22 @@
 /* body.h: all hot arithmetic, once; what it is made of lies in the parts that are included below, by subject. Included by one
  * file per instruction set, after that file has defined:
  *
- *   vf                     16 f32 lanes        vi   16 int32 lanes
- *   vf_load(p) vf_store(p, v) vf_set1(x)       unaligned
- *   vf_add vf_sub vf_mul vf_div                lane by lane, IEEE, round to nearest even
+ *   vf                     16 f32 lanes        vi   16 int32 lanes; lanes.h makes both of registers, and what operators do
  *   vf_fma(a, b, c)                            a * b + c, rounded once
  *   vf_max(a, b)                               a > b ? a : b      (b if a lane is NaN)
  *   vf_min(a, b)                               a < b ? a : b      (b if a lane is NaN)
  *   vf_first(v, n, fill)                       lanes 0 … n - 1 of v, `fill` in the others
- *   vf_times_pow2(v, n)                        adds int(n) to the exponent bits of v; n integral
- *   vf_f16(p)                                  16 halves, widened
- *   vf_bf16_pair(p, &even, &odd)               16 x 2 bf16, widened
- *   vf_i8(p)                               16 signed bytes, widened
- *   vf_from_vi(v)   vi_set1(i)   vi_store_i8(p, v)   vi_round(v)  (f32 to int32, exact for integral v)
- *   vi_load(p) vi_bits(v, shift, n)            bits shift … shift + n - 1 of each lane, as a number
+ *   vf_f16(p)  vf_i8(p)                        16 halves, 16 signed bytes, widened
+ *   vi_store_i8(p, v)  vi_round(v)             int32 to bytes; f32 to int32, exact for integral v, a multiple of 512 for NaN
  *   wq, wq_load(p)         64 weight bytes: 16 rows x 4 k, stored + 128
- *   aq, aq_load(p)         4 activation bytes, signed, for all rows
  *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact; if Q8_SIGNED is defined, of the true weights, else
- *                          of the stored bytes
- *   nq, nq_bits(p, shift, mask)  nq_or(x, y)   16 rows x 4 k of up to 6 bits: each of 64 bytes >> shift & mask
- *   wq_mxfp4(n)            nq of 4-bit floats as wq of doubled integers (MXFP4_VALUES)
- *   ni, ni_zero()          sums of products over at most 8 quads of 4 bits, however the set likes to hold them
- *   ni_start(p)            for 4 quads of 6 bits: begins with a start of a q8 row, so that sums are of q - 32
- *   ni_dot4(acc, n, a)     acc + sum of 4 products per lane, exact
- *   ni_sum(acc)            the 16 sums as vi
+ *                          of the stored bytes; a: see lanes.h
+ *   wq_mxfp4(n)            nq (lanes.h) of 4-bit floats as wq of doubled integers (MXFP4_VALUES)
+ *   NI_OWN                 with it: sums of products over at most 8 quads of 4 bits, however the set likes to hold them:
+ *     ni, ni_zero()
+ *     ni_start(p)          for 4 quads of 6 bits: begins with a start of a q8 row, so that sums are of q - 32
+ *     ni_dot4(acc, n, a)   acc + sum of 4 products per lane, exact
+ *     ni_sum(acc)          the 16 sums as vi
  *   KEEP(v)                says that v (vf, vi, ni) is in registers here: gcc otherwise spills a tile's sums inside its loop
  *   MATMUL_TILE            activation rows per register tile
  *   MATMUL_PANELS          4: few rows take several panels at a time; 1: never (less code)
@@ -32,12 +25,16 @@
  * Order rules that make the bits the same everywhere: a row's sum runs over k upwards in one lane; groups of a q8 row
  * add in order by fma; other sums run in 32 lanes (element i in lane i mod 32) and fold by halves. */
 
-#include "kernels.h"
-
-#include <string.h>
-
-#ifndef INLINE
-#define INLINE static inline __attribute__((always_inline))
+#ifndef NI_OWN /* sums of 4 or 6 bits as those of bytes */
+typedef vi ni;
+INLINE ni ni_zero(void) { return vi_set1(0); }
+INLINE ni ni_dot4(ni acc, nq n, aq a) { return vi_dot4(acc, n, a); }
+INLINE vi ni_sum(ni acc) { return acc; }
+INLINE ni ni_start(const uint8_t *p) {
+    int16_t half[2];
+    memcpy(half, p, sizeof half);
+    return vi_set1(half[0] + half[1]);
+}
 #endif
 
 /* Loops over the panels and rows of a tile: their bodies must be laid out for sums to stay in registers. */

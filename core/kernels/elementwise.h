@@ -17,7 +17,7 @@ INLINE vf vf_exp(vf x) {
     p = vf_fma(p, r, vf_set1(0.5f));
     p = vf_fma(p, r, vf_set1(1.0f));
     p = vf_fma(p, r, vf_set1(1.0f));
-    return vf_times_pow2(p, n);
+    return vf_of(vi_add(vi_of(p), vi_left(vi_round(n), 23))); /* p 2^n */
 }
 
 static float kernel_exp(float x) {

@@ -172,5 +172,15 @@ extern const struct kernels kernels_neon_dotprod;
 #endif
 #endif
 
+/* What stands between TARGET and TARGET_END is compiled for CPUs that have the instructions named. */
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define TARGET(names) PRAGMA(clang attribute push(__attribute__((target(names))), apply_to = function))
+#define TARGET_END PRAGMA(clang attribute pop)
+#else
+#define TARGET(names) PRAGMA(GCC target(names))
+#define TARGET_END
+#endif
+
 /* The kernel set at `index`, best first, or NULL past the end; *usable says whether this machine can run it. */
 const struct kernels *kernels_list(int index, bool *usable);

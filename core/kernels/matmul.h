@@ -46,7 +46,7 @@ INLINE void q4_scales(const uint8_t *p, vf scale[Q4_SUPER], vf minus[Q4_SUPER]) 
  * times 2^-2. */
 INLINE vf mxfp4_scale(const uint8_t *panel, size_t cols, size_t g) {
     const vi e = vi_bits(vi_load(panel + q8_groups(cols) * 256 + g / MXFP4_FOURS * 64), (int)(g % MXFP4_FOURS) * 8, 8);
-    return vf_mul(vf_times_pow2(vf_set1(1), vf_sub(vf_from_vi(e), vf_set1(126))), vf_set1(0.25f));
+    return vf_mul(vf_of(vi_left(vi_add(e, vi_set1(1)), 23)), vf_set1(0.25f));
 }
 
 INLINE void mxfp4_load(const uint8_t *p, wq *low, wq *high) {
@@ -93,9 +93,8 @@ INLINE void add_floats(const uint8_t *w, size_t bytes, const uint8_t *const *x, 
     UNROLL for (int i = 0; i < P * T; i++) acc[i] = sum[i];
     for (size_t k = 0; k < cols; k += bf16 ? 2 : 1, w += 64) {
         UNROLL for (int p = 0; p < P; p++) {
-            vf even, odd;
-            if (bf16) vf_bf16_pair(w + (size_t)p * bytes, &even, &odd);
-            else even = vf_load((const float *)(const void *)(w + (size_t)p * bytes));
+            const vi bits = vi_load(w + (size_t)p * bytes);
+            const vf even = vf_of(bf16 ? vi_left(bits, 16) : bits), odd = vf_of(vi_and(bits, vi_set1(-65536)));
             UNROLL for (int j = 0; j < T; j++) {
                 const float *const row = (const float *)(const void *)x[j];
                 acc[p * T + j] = vf_fma(even, vf_set1(row[k]), acc[p * T + j]);

@@ -2,5 +2,3 @@
  * M): neon.c with another integer product. Where a compiler lacks them it holds nothing. */
 #define NEON_DOTPROD
 #include "neon.c"
-
-typedef int neon_dotprod_may_be_empty;
