@@ -20,7 +20,7 @@ import pytest
 
 import checkpoints
 import colibri
-from colibri import cached, memory
+from colibri import memory
 from colibri.cache import resolve
 from colibri.convert import convert
 from colibri.convert.gguf.container import open_gguf

@@ -90,7 +90,7 @@ PYTHON: Table = [
     ("quantize",),
     ("panels",),
     ("_native",),
-    ("_records", "_ffi", "memory", "aside"),
+    ("_records", "_ffi", "memory", "placement", "aside"),
     ("errors",),
 ]
 # Who alone may import a module, whatever the layers allow.

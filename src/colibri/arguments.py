@@ -51,11 +51,14 @@ class Opening:
     expert_slots: int | None = None
     expert_policy: str | None = None
     lanes: int | None = None
+    numa: int | None = None
+    mlock: bool = False
 
     def __post_init__(self) -> None:
         self.counts()
         self.memory_limit()
-        for name in ("prefetch", "pin"):
+        self.node()
+        for name in ("prefetch", "pin", "mlock"):
             if not isinstance(getattr(self, name), bool):
                 raise ArgumentError(f"{name}: expected True or False, found {getattr(self, name)!r}")
         _one_of("residency", self.residency, ("auto", *RESIDENCIES))
@@ -100,6 +103,12 @@ class Opening:
             "expert_slots": bounded("expert_slots", self.expert_slots, 2**30),
             "lanes": bounded("lanes", self.lanes, 16),
         }
+
+    def node(self) -> int | None:
+        """The NUMA node; which there are is for placement.py to say."""
+        if self.numa is not None and (isinstance(self.numa, bool) or not isinstance(self.numa, int)):
+            raise ArgumentError(f"numa: expected the number of a node, found {self.numa!r}")
+        return self.numa
 
     def memory_limit(self) -> int:
         """Bytes; 0: none was given."""

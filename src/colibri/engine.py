@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from colibri import _native as native
 from colibri import chat as chat_template
+from colibri import placement
 from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
 from colibri._native import Counts, Floats, Ids, MemoryPlan
@@ -64,6 +65,8 @@ def load(
     lanes: int | None = None,
     prefetch: bool = True,
     pin: bool = False,
+    numa: int | None = None,
+    mlock: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Opens a model: a `.colibri` file, a Hugging Face directory (converted once into the cache) or "demo".
@@ -86,13 +89,16 @@ def load(
     them; "auto" is "mapped" where all fits, else "streamed". Model.residency says which it is. No choice
     changes a result.
     expert_slots: experts that are held, of all layers together; by default as many as `memory` allows.
-    expert_policy: whose slot is taken for another: "lfru" (default), of those used least often lately the one
-    used longest ago, or "lru", the one used longest ago. lanes: reads at the same time, 1 to 16, by default
-    4. Model.stats says what streaming costs. pin: each thread but the caller's stays on a physical core of
-    its own; more threads than cores are refused. progress(done, total) is called while weights come in, in
-    bytes: with "resident" and "streamed" before load() returns, and what it raises comes out of load(); with
-    "mapped" from the thread that reads ahead, also after load() has returned. There it may close the model,
-    and what it raises ends the reading ahead and is logged; the model stays usable.
+    expert_policy: whose slot is taken for another: "lfru" (default), of the experts used least often lately,
+    or "lru", of the one used longest ago. lanes: reads at the same time, 1 to 16, by default 4. Model.stats
+    says what streaming costs.
+    pin: each thread but the caller's stays on a physical core of its own; more threads than cores are
+    refused. numa: threads run on this NUMA node and memory is taken there. mlock: nothing that this process
+    uses is swapped out or dropped any more, once it is in memory.
+    progress(done, total) is called while weights come in, in bytes: with "resident" and "streamed" before
+    load() returns, and what it raises comes out of load(); with "mapped" from the thread that reads ahead,
+    also after load() has returned. There it may close the model, and what it raises ends the reading ahead
+    and is logged; the model stays usable.
     """
     chosen = Opening(
         threads,
@@ -107,6 +113,8 @@ def load(
         expert_slots,
         expert_policy,
         lanes,
+        numa,
+        mlock,
     )
     file = resolve(
         path,
@@ -117,7 +125,10 @@ def load(
         output=output,
         requantize=requantize,
     )
-    return Model(file, chosen)
+    with placement.on_node(chosen.node()):
+        if chosen.mlock:
+            placement.lock_memory()
+        return Model(file, chosen)
 
 
 class Model:

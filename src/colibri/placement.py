@@ -60,8 +60,8 @@ def lock_memory() -> None:
     if library.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise MemoryPlanError(
-            f"mlock: the system refused to lock this process's memory ({reason}); raise the limit (ulimit -l, "
-            "LimitMEMLOCK of a service, --ulimit memlock of a container) or leave mlock out"
+            f"mlock: the system refused to lock this process's memory ({reason}); raise the limit (ulimit "
+            "-l, LimitMEMLOCK of a service, --ulimit memlock of a container) or leave mlock out"
         )
 
 

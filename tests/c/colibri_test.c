@@ -199,7 +199,7 @@ static void check_memory(colibri_model *model, colibri_params params, const int3
     colibri_memory_plan plan;
     colibri_error error;
     if (colibri_plan(model, &params, &plan, &error) != COLIBRI_OK) stop("colibri_plan", error.text);
-    check(plan.context_bytes == plan.control + plan.threads + plan.activations + plan.sampling + plan.kv_cache,
+    check(plan.context_bytes == plan.control + plan.threads + plan.activations + plan.sampling + plan.kv_cache + plan.expert_cache,
           "memory: the plan's categories add up to %llu bytes", (unsigned long long)plan.context_bytes);
     uint8_t *const buffer = take(plan.context_bytes + 2 * GUARD);
     memset(buffer, PATTERN, plan.context_bytes + 2 * GUARD);

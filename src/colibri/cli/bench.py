@@ -18,7 +18,9 @@ from colibri.cli.report import (
     ExpertPolicy,
     ExpertSlots,
     ExpertsType,
+    LockMemory,
     MemoryLimit,
+    NumaNode,
     OutputType,
     PinThreads,
     ReadLanes,
@@ -89,6 +91,8 @@ def bench_model(
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
     pin: PinThreads = False,
+    numa: NumaNode = None,
+    mlock: LockMemory = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure prefill, decode, start and memory; every turn is a fresh process."""
@@ -101,6 +105,8 @@ def bench_model(
         "expert_policy": expert_policy,
         "lanes": lanes,
         "pin": pin or None,
+        "numa": numa,
+        "mlock": mlock or None,
     }
     options = {name: value for name, value in chosen.items() if value is not None}
     plan = bench.Plan(prompt, decode, _thread_counts(threads), repeat, options)

@@ -15,7 +15,9 @@ import typer
 from colibri.cli.report import (
     ExpertPolicy,
     ExpertSlots,
+    LockMemory,
     MemoryLimit,
+    NumaNode,
     PinThreads,
     ReadLanes,
     ResidencyKind,
@@ -60,6 +62,8 @@ def profile_model(
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
     pin: PinThreads = False,
+    numa: NumaNode = None,
+    mlock: LockMemory = False,
     chart: Annotated[
         Path | None,
         typer.Option(metavar="FILE.svg", help="Also draw the times into this file; an SVG is replaced."),
@@ -88,6 +92,8 @@ def profile_model(
         expert_policy=expert_policy,
         lanes=lanes,
         pin=pin,
+        numa=numa,
+        mlock=mlock,
     )
     runs.lengths(1 << 30, prompt, decode, default_prompt=1, default_decode=1)
     if chart is not None:

@@ -72,6 +72,13 @@ ReadLanes = Annotated[int | None, typer.Option("--lanes", help="Reads of experts
 PinThreads = Annotated[
     bool, typer.Option("--pin", help="Keep each thread but the first on a physical core of its own.")
 ]
+NumaNode = Annotated[
+    int | None,
+    typer.Option("--numa", metavar="NODE", help="Run threads on this NUMA node and take memory there."),
+]
+LockMemory = Annotated[
+    bool, typer.Option("--mlock", help="Never let the system swap out or drop what this process uses.")
+]
 
 
 def note(text: str, end: str = "\n") -> None:

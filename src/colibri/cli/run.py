@@ -19,7 +19,9 @@ from colibri.cli.report import (
     ExpertPolicy,
     ExpertSlots,
     ExpertsType,
+    LockMemory,
     MemoryLimit,
+    NumaNode,
     OutputType,
     PinThreads,
     ReadLanes,
@@ -109,6 +111,8 @@ def run_model(
         bool, typer.Option(help="Read mapped weights ahead, while the model is in use already.")
     ] = True,
     pin: PinThreads = False,
+    numa: NumaNode = None,
+    mlock: LockMemory = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Show speed, memory and what streaming cost on stderr afterwards.")
     ] = False,
@@ -154,6 +158,8 @@ def run_model(
         "lanes": lanes,
         "prefetch": prefetch,
         "pin": pin,
+        "numa": numa,
+        "mlock": mlock,
     }
     Sampling(**options)  # wrong values are told before a model is converted or loaded
     Opening(**opening)
