@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 
 from colibri.convert.checkpoint import Checkpoint, ReadRows, View, reading, stored_bytes, widen
-from colibri.convert.gguf.blocks import HELD, Blocks
+from colibri.convert.gguf.blocks import HELD, ON_GRIDS, Blocks
+from colibri.convert.gguf.regrid import regrid
 from colibri.convert.gguf.repack import repack
 from colibri.convert.mxfp4 import panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
 from colibri.convert.prepare import CONVERTER_VERSION, Plan, Request, prepare
 from colibri.convert.source import open_source
 from colibri.convert.tensors import pattern_of, scales_of
-from colibri.convert.types import is_rounded
+from colibri.convert.types import is_rounded, is_searched
 from colibri.entries import Entry, bytes_by_class, entry_class, weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Writer, is_container
@@ -101,6 +102,7 @@ def convert(
     checkpoint = open_source(Path(source))
     _check_output(Path(out), checkpoint, overwrite)
     replaced = [f"{out} was there before and is replaced"] if Path(out).exists() else []
+    _keep_freed_memory()
     with reading() as read, _pool() as pool:
         plan = prepare(checkpoint, request, read)
         errors = Errors()
@@ -177,6 +179,12 @@ def _counter(
     return count
 
 
+def _keep_freed_memory() -> None:
+    """Has glibc keep up to 62 MiB of freed blocks instead of giving each back: it takes the largest block freed so far
+    for a measure. Arrays of a step are then the pages of the last one, and new pages cost more than the work on them."""
+    np.empty(31 << 20, np.uint8)
+
+
 def _pool() -> ThreadPoolExecutor:
     """Packing lets other threads run, so blocks are packed side by side."""
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), "colibri-convert")
@@ -215,8 +223,7 @@ def _packed(
         return chunk
 
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
-        moved = view.tensor.offset is not None and not is_rounded(view, type)
-        step = block_rows(cols) * (_GGML_STEP if moved else 1)
+        step = block_rows(cols) * (1 if is_searched(view, type) else _GGML_STEP)
         for first in range(0, rows, step):
             block = read(view, first, min(first + step, rows))
             pending.append(pool.submit(_pack_block, block, type, view, first))
@@ -231,6 +238,8 @@ def _pack_block(block: Any, type: str, view: View, first: int) -> tuple[memoryvi
     name = view.tensor.name + ("" if view.expert is None else f"[{view.expert}]")
     if isinstance(block, Blocks) and HELD.get(block.dtype) == type:
         return repack(block, lambda row: view.place(first + row, 0)), None
+    if isinstance(block, Blocks) and ON_GRIDS.get(block.dtype) == type:
+        return regrid(block, lambda row: view.place(first + row, 0))
     if type == KEPT:
         return panels(block, name, first), None
     rows = widen(block) if view.scales is None else widen_mxfp4(block, name, first)
