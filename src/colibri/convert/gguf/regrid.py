@@ -1,77 +1,93 @@
-"""ggml's blocks of codes with a scale and a minimum as panels of q6, rounded, without a search over weights.
+"""ggml's blocks with a scale and a minimum as panels of q6 or q4: rounded, but without a search over weights.
 
-Owns: which scale a run gets, and what rounding costs. Refuses: scales that are not finite.
+Owns: which scales of ours a grid gets, and what rounding costs. Refuses: what grids.py does.
 
-The 16 weights of a run are a q + b with whole q. By a scale a / n, n whole, all of them are equally far from the
-next number of q6, and how far, b alone says. So a run takes the best of a few n, or, where none of them is better than
-rounding at random, the finest scale that its largest weight leaves: no weight is looked at for that. Arrays have
-runs and rows last, so that numpy's loops are long. Layouts of blocks: ggml-common.h of ggml.
+Weights are a q + b with few whole q. By a scale a / n, n whole, all of a run are equally far from the next number, and
+how far, b alone says. So a run in q6 takes the better of two n, or, where neither is better than rounding at random, the
+finest scale that its largest weight leaves. A group in q4 has two runs and one scale: a few scales, some of them a / n,
+are tried on the 4 values that each run of Q2_K can have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from colibri.convert.gguf.blocks import Blocks, sizes
-from colibri.convert.gguf.repack import Check, checker
+from colibri.convert.gguf.blocks import ON_GRIDS, Blocks, sizes
+from colibri.convert.gguf.grids import Bytes, Floats, Grid, grid
+from colibri.convert.gguf.repack import put_q4
 from colibri.quantize import PANEL_ROWS, panel_bytes
 
-Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint32]
-Floats = npt.NDArray[np.float32]
-# Codes, words of 4 neighbours [panels, 2 runs of a group, 4 words of a run, groups, 16 rows]; scale a and minimum b
-# [panels, groups, 16 rows].
-Grid = tuple[Words, Floats, Floats]
+Squares = tuple[float, float]  # sums of squared errors and of squares
 
-_WHOLE = 3  # whole n that are tried
-# The largest quant before rounding, and when scales are rounded too: from 32.5 on it would be 33.
-_FINEST, _LARGEST = np.float32(32.4), np.float32(32.49)
 _TINY = np.float32(1e-30)  # below every number of a block but 0
+_ONES = np.uint32(0x01010101)
+
+# q6: the largest quant before rounding, and when scales are rounded too: from 32.5 on it would be 33.
+_FINEST, _LARGEST = np.float32(32.4), np.float32(32.49)
+_SHORTER = np.float32(32.45 / 31.45)  # on the other side there is one number less
+_WHOLE = 2  # whole n that are tried
+
+# q4: the unit leaves room for scales that are so much larger, and the finest may leave the largest quant at 15.46.
+_ROOM, _TIGHT = np.float32(1.6), np.float32(0.97)
+_NEXT = 4  # scales from the finest on that are tried
 
 
-def regrid(blocks: Blocks, place: Callable[[int], str]) -> tuple[memoryview, tuple[float, float]]:
-    """The bytes of these rows in q6; the sums of squared errors and of squares. place: what a row's first
-    number is called."""
+def regrid(blocks: Blocks, place: Callable[[int], str]) -> tuple[memoryview, Squares]:
+    """The bytes of these rows in their type of ON_GRIDS. place: what a row's first number is called."""
     data, dtype = blocks
     block, width = sizes()[dtype]
-    n = -(-len(data) // PANEL_ROWS)
-    cols = data.shape[1] // width * block
-    if len(data) % PANEL_ROWS:  # rows that do not exist are zeros
-        data = np.concatenate([data, np.zeros((-len(data) % PANEL_ROWS, data.shape[1]), np.uint8)])
-    words = data.view("<u4").reshape(n, PANEL_ROWS, -1, width // 4).transpose(0, 3, 2, 1)
-    out = np.zeros((n, panel_bytes(cols, "q6")), np.uint8)
-    squares = _fill(out, *_GRIDS[dtype](np.ascontiguousarray(words), checker(dtype, place)))
-    return out.reshape(-1).data, squares
+    found, type = grid(blocks, place), ON_GRIDS[dtype]
+    out = np.zeros((len(found.a), panel_bytes(data.shape[1] // width * block, type)), np.uint8)
+    return out.reshape(-1).data, (_fill_q6 if type == "q6" else _fill_q4)(out, found)
 
 
-def _fill(out: Bytes, words: Words, a: Floats, b: Floats) -> tuple[float, float]:
-    n, groups = a.shape[:2]
-    codes = words.view(np.uint8).reshape(n, 2, 4, -1)
-    units, steps = _scales(*_range(codes, a, b), a[:, None], b[:, None])
-    scale = steps * np.repeat(units, 8, axis=1)[:, None, :groups]
-    inverse = 1 / (scale + (scale == 0))
-    # A value for each byte of a word, the same for all words of a run.
-    a, b, scale, inverse = (
-        np.repeat(x.reshape(n, -1, 1, groups * PANEL_ROWS), 4, -1) for x in (a, b, scale, inverse)
-    )
+def _bytes_of(values: Floats) -> Floats:
+    """[panels, runs, groups, 16 rows] as one for each byte of a word, the same for the words of a run."""
+    return np.repeat(values.reshape(*values.shape[:2], 1, -1), 4, -1)
+
+
+def _units(largest: Floats) -> Floats:
+    """The next larger numbers of f16."""
+    near = largest.astype(np.float16)
+    return np.where(near < largest, np.nextafter(near, np.float16(np.inf)), near).astype(np.float32)
+
+
+def _each(units: Floats, groups: int) -> Floats:
+    """Of super-groups [panels, super-groups, 16 rows], for each of their groups."""
+    return np.repeat(units, 8, axis=1)[:, :groups]
+
+
+def _highest(values: Floats) -> Floats:
+    """Of super-groups, from [panels, groups, 16 rows]."""
+    found: Floats = np.maximum.reduceat(values, np.arange(0, values.shape[1], 8), axis=1)
+    return found
+
+
+# ------------------------------------------------------------------ q6: quants -32 to 31, a scale for each run
+
+
+def _fill_q6(out: Bytes, found: Grid) -> Squares:
+    n, groups = len(out), found.a.shape[2]
+    codes = found.codes.view(np.uint8).reshape(n, 2, 4, -1)
+    units, steps = _scales_q6(found, *_ends(codes, found))
+    scale = steps * _each(units, groups)[:, None]
     x = codes.astype(np.float32)
-    x *= a
-    x += b
+    x *= _bytes_of(found.a)
+    x += _bytes_of(found.b)
     squares = float(np.vdot(x, x))
-    x *= inverse
-    quants = np.rint(x).astype(np.int8)
-    np.minimum(quants, 31, out=quants)
-    x -= quants
-    x *= scale
+    x *= _bytes_of(1 / (scale + (scale == 0)))
+    nearest = np.rint(x)
+    x -= nearest
+    x *= _bytes_of(scale)
+    quants = nearest.astype(np.int8)
     quants += 32
     quads = quants.view(np.uint32).reshape(n, 2, 4, groups, PANEL_ROWS)
     lines = out[:, : 384 * groups].view("<u4").reshape(n, groups, 2, 3, PANEL_ROWS)
     for i in range(3):
-        line = quads[:, :, i] | (quads[:, :, 3] >> 2 * i & 0x03030303) << 6
+        line = quads[:, :, i] | (quads[:, :, 3] >> 2 * i & 3 * _ONES) << 6
         lines[:, :, :, i] = line.transpose(0, 2, 1, 3)
     records = out[:, 384 * groups :][:, : 288 * units.shape[1]].reshape(n, -1, 288)
     records[:, :, :32] = units.astype("<f2").view(np.uint8)
@@ -81,91 +97,116 @@ def _fill(out: Bytes, words: Words, a: Floats, b: Floats) -> tuple[float, float]
     return float(np.vdot(x, x)), squares
 
 
-def _range(codes: Bytes, a: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """The values of the lowest and the largest code of each run [panels, 2, groups, 16 rows]."""
-    ends = []
+def _ends(codes: Bytes, found: Grid) -> Iterator[Floats]:
+    """The values of the lowest and of the largest code of each run [panels, 2, groups, 16 rows]."""
     for of in (np.minimum, np.maximum):
-        four = of.reduce(codes, axis=2).reshape(len(a), 2, *a.shape[1:], 4)
+        four = of.reduce(codes, axis=2).reshape(len(codes), 2, -1, PANEL_ROWS, 4)
         code = of(of(four[..., 0], four[..., 1]), of(four[..., 2], four[..., 3]))
-        ends.append(code * a[:, None] + b[:, None])
-    return ends[0], ends[1]
+        yield code * found.a + found.b
 
 
-def _scales(one: Floats, other: Floats, a: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """Units [panels, super-groups, 16 rows], numbers of f16, and steps [panels, 2, groups, 16 rows] for runs that
-    reach from `one` to `other`."""
-    high, low = np.maximum(one, other), np.minimum(one, other)
-    peak = np.maximum(high, -low)
-    size = np.maximum(np.abs(a) + peak * (a == 0), _TINY)
-    finest = peak / _FINEST
+def _scales_q6(found: Grid, one: Floats, other: Floats) -> tuple[Floats, Floats]:
+    """Units [panels, super-groups, 16 rows] and steps [panels, 2, groups, 16 rows] of runs that reach from `one` to
+    `other`."""
+    up, down = np.maximum(one, other), -np.minimum(one, other)
+    room = np.maximum(np.maximum(up, down), np.minimum(up, down) * _SHORTER)
+    size = np.maximum(np.abs(found.a) + room * (found.a == 0), _TINY)
+    finest = room / _FINEST
     target, least = finest.copy(), finest * finest * np.float32(1 / 12)
-    whole, offset = np.floor(size / np.maximum(finest, _TINY)), b / size
+    whole, offset = np.floor(size / np.maximum(finest, _TINY)), found.b / size
     for _ in range(_WHOLE):
         np.maximum(whole, 1, out=whole)
         scale, off = size / whole, offset * whole
         off -= np.rint(off)
         off *= scale
         off *= off
-        better = off < least
-        target += (scale - target) * better
+        target += (scale - target) * (off < least)
         np.minimum(least, off, out=least)
         whole -= 1
     np.maximum(target, finest, out=target)
-    largest = np.maximum.reduceat(target.max(1), np.arange(0, a.shape[2], 8), axis=1) / 127
-    nearest = largest.astype(np.float16)
-    units = np.where(nearest < largest, np.nextafter(nearest, np.float16(np.inf)), nearest).astype(np.float32)
-    unit = np.maximum(np.repeat(units, 8, axis=1)[:, None, : a.shape[2]], _TINY)
-    steps = np.maximum(np.rint(target / unit), np.ceil(peak / (unit * _LARGEST)))
-    steps *= 1 - 2 * (high > -low).astype(np.float32)  # what is farthest from 0 becomes -32
+    units = _units(_highest(target.max(1)) / 127)
+    unit = np.maximum(_each(units, target.shape[2]), _TINY)[:, None]
+    steps = np.maximum(np.rint(target / unit), np.ceil(room / (unit * _LARGEST)))
+    steps *= 1 - 2 * (up > down).astype(np.float32)  # what is farthest from 0 may become -32, the others 31
     return units, steps
 
 
-# ------------------------------------------------------------------ blocks as grids: words [panels, words, blocks, rows]
+# ------------------------------------------------------------------ q4: quants 0 to 15, a scale and a minimum for each group
 
 
-def _q4_1(words: Words, check: Check) -> Grid:
-    return _of_32(words, words[:, 1:], check)
+def _fill_q4(out: Bytes, found: Grid) -> Squares:
+    n, groups = len(out), found.a.shape[2]
+    units, (sc, m) = _scales_q4(found)
+    scale, least = (x * _each(unit, groups) for x, unit in zip((sc, m), units, strict=True))
+    x = found.codes.view(np.uint8).reshape(n, 2, 4, -1).astype(np.float32)
+    x *= _bytes_of(found.a)
+    x += _bytes_of(found.b)
+    squares = float(np.vdot(x, x))
+    x += _bytes_of(least[:, None])
+    x *= _bytes_of(1 / (scale + (scale == 0))[:, None])
+    quants = np.rint(x).astype(np.int8)
+    np.minimum(np.maximum(quants, 0, out=quants), 15, out=quants)
+    x -= quants
+    x *= _bytes_of(scale[:, None])
+    quads = quants.view(np.uint32).reshape(n, 2, 4, groups, PANEL_ROWS)
+    words = (quads[:, 0] | quads[:, 1] << 4).transpose(0, 2, 1, 3)
+    numbers = [
+        part[:, group::8].astype(np.uint32) for part in (sc, m) for group in range(8)
+    ]
+    put_q4(out, words, [unit.astype(np.float16) for unit in units], numbers)
+    return float(np.vdot(x, x)), squares
 
 
-def _q5_1(words: Words, check: Check) -> Grid:
-    codes, a, b = _of_32(words, words[:, 2:], check)
-    for i in range(8):  # bit e belongs to element e; bits 0 to 3 go to bits 4, 12, 20, 28
-        codes[:, i // 4, i % 4] |= ((words[:, 1] >> 4 * i & 15) * np.uint32(0x00204081) & 0x01010101) << 4
-    return codes, a, b
+def _scales_q4(found: Grid) -> tuple[list[Floats], list[Floats]]:
+    """d and dmin [panels, super-groups, 16 rows], sc and m [panels, groups, 16 rows]."""
+    levels, counts = _levels(found)
+    flat = (8, *levels.shape[2:])
+    absent = (counts == 0) * np.float32(1e30)
+    low = (levels + absent).reshape(flat).min(0)
+    span = (levels - absent).reshape(flat).max(0) - np.minimum(low, 0)
+    levels, counts = levels.reshape(flat), counts.reshape(flat)
+    groups = low.shape[1]
+    units = [_units(_highest(span) * (_ROOM / 15 / 63)), _units(_highest(np.maximum(-low, 0)) / 61)]
+    d, dmin = (np.maximum(_each(unit, groups), _TINY) for unit in units)
+    m = np.rint(np.maximum(-low, 0) / dmin)
+    levels += m * dmin
+    finest = np.maximum(np.ceil(span * _TIGHT / (15 * d)), 1)
+    best = [finest, m]
+    least = np.full_like(span, np.inf)
+    for sc in _tried(np.abs(found.a), finest, d):
+        scale = sc * d
+        off = levels / scale
+        off -= np.rint(off)
+        weighted = off * counts
+        mean = weighted.sum(0) / 32
+        weighted *= off
+        step = dmin / scale
+        moved = np.clip(m - np.rint(mean / step), 0, 63)
+        by = (moved - m) * step
+        error = (weighted.sum(0) + 32 * by * (2 * mean + by)) * scale * scale
+        better = error < least
+        best = [x + (y - x) * better for x, y in zip(best, (sc, moved), strict=True)]
+        np.minimum(least, error, out=least)
+    return units, best
 
 
-def _of_32(words: Words, nibbles: Words, check: Check) -> Grid:
-    """The low nibbles of a block are its first 16 elements."""
-    a, b = _floats(words[:, 0], check)
-    return np.stack([nibbles & 0x0F0F0F0F, nibbles >> 4 & 0x0F0F0F0F], axis=1), a, b
+def _levels(found: Grid) -> tuple[Floats, Floats]:
+    """The 4 values of each run and how often it has them [4, 2 runs, panels, groups, 16 rows]."""
+    words = found.codes
+    odd, upper = words & _ONES, words >> 1 & _ONES
+    sums = [(part.sum(2, dtype=np.uint32) * _ONES) >> 24 for part in (odd, upper, odd & upper)]  # of 4 bytes too
+    odds, uppers, threes = (x.astype(np.float32).transpose(1, 0, 2, 3) for x in sums)
+    counts = np.stack([16 - odds - uppers + threes, odds - threes, uppers - threes, threes])
+    a, b = found.a.transpose(1, 0, 2, 3), found.b.transpose(1, 0, 2, 3)
+    return np.stack([b + a * np.float32(q) for q in range(4)]), counts
 
 
-def _q5_k(words: Words, check: Check) -> Grid:
-    """d, dmin, 12 bytes of 6-bit numbers, 32 of fifth bits (a bit for each group), then 4 x 32 bytes: low
-    nibbles are a group, high ones the next."""
-    n, _, supers, rows = words.shape
-    fifth, nibbles = words[:, 4:12].reshape(n, 2, 4, supers, rows), words[:, 12:].reshape(n, 4, 2, 4, supers, rows)
-    codes = np.empty((n, 2, 4, supers, 8, rows), np.uint32)
-    for group in range(8):
-        codes[..., group, :] = nibbles[:, group // 2] >> 4 * (group % 2) & 0x0F0F0F0F
-        codes[..., group, :] |= (fifth >> group & 0x01010101) << 4
-    first, second, third = words[:, 1], words[:, 2], words[:, 3]
-    six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
-    numbers = [first & six, third & four | first >> 2 & two, second & six, third >> 4 & four | second >> 2 & two]
-    steps = np.stack(numbers, 1).view(np.uint8).reshape(n, 2, 2, supers, rows, 4)
-    d, dmin = _floats(words[:, 0], check)
-    a, b = (
-        (steps[:, i].transpose(0, 2, 1, 4, 3).reshape(n, supers, 8, rows) * unit[:, :, None]).reshape(n, -1, rows)
-        for i, unit in enumerate((d, -dmin))
-    )
-    return codes.reshape(n, 2, 4, -1, rows), a, b
-
-
-def _floats(words: Words, check: Check) -> tuple[Floats, Floats]:
-    """The two f16 of each word."""
-    pairs = words.view(np.float16).reshape(*words.shape, 2)
-    check((words & 0x7C00 == 0x7C00) | (words & 0x7C000000 == 0x7C000000), "a scale that is not finite")
-    return pairs[..., 0].astype(np.float32), pairs[..., 1].astype(np.float32)
-
-
-_GRIDS: dict[str, Any] = {"Q4_1": _q4_1, "Q5_1": _q5_1, "Q5_K": _q5_k}
+def _tried(a: Floats, finest: Floats, d: Floats) -> Iterator[Floats]:
+    """Steps: near a / n of both runs, and from the finest on."""
+    for run in (a.max(1), a.min(1)):
+        whole = np.floor(run / (finest * d))
+        for _ in range(2):
+            yield np.clip(np.rint(run / (np.maximum(whole, 1) * d)), finest, 63)
+            whole -= 1
+    for more in range(_NEXT):
+        yield np.minimum(finest + more, 63)

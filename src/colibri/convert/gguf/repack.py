@@ -147,12 +147,17 @@ def _q4_k(out: Bytes, blocks: Bytes, check: Check) -> None:
     steps = [first & six, third & four | first >> 2 & two]  # of groups 0 to 3 and 4 to 7, a byte each
     least = [second & six, third >> 4 & four | second >> 2 & two]
     numbers = [word >> 8 * byte & 63 for word in (*steps, *least) for byte in range(4)]
+    put_q4(out, quants, units, numbers)
+
+
+def put_q4(out: Bytes, quants: Words, units: list[npt.NDArray[np.float16]], numbers: list[Words]) -> None:
+    """quants: words [panels, groups, 4, 16 rows]; d and dmin, then sc and m of 8 groups, each [panels, super-groups, 16
+    rows]"""
     packed = [
         sum(numbers[5 * w + i] << 6 * i for i in range(5)) | numbers[15] >> 2 * w << 30 for w in range(3)
     ]
     records = [
-        np.stack(part, 2).view(np.uint8).reshape(len(out), words.shape[1] // 4, -1)
-        for part in (units, packed)
+        np.stack(part, 2).view(np.uint8).reshape(len(out), part[0].shape[1], -1) for part in (units, packed)
     ]
     _put(out, _put(out, 0, quants), np.concatenate(records, axis=2))
 
