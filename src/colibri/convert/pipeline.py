@@ -180,8 +180,8 @@ def _counter(
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc keep up to 62 MiB of freed blocks instead of giving each back: it takes the largest block freed so far
-    for a measure. Arrays of a step are then the pages of the last one, and new pages cost more than the work on them."""
+    """Has glibc keep up to 62 MiB of freed blocks: its measure is the largest one that was freed so far.
+    The arrays of a step then have the pages of the last step; new pages cost more than the work on them."""
     np.empty(31 << 20, np.uint8)
 
 

@@ -42,7 +42,7 @@ def grid(blocks: Blocks, place: Callable[[int], str]) -> Grid:
     return _GRIDS[dtype](np.ascontiguousarray(words.transpose(0, 3, 2, 1)), checker(dtype, place))
 
 
-# ------------------------------------------------------------------ each of words [panels, words, blocks, 16 rows]
+# ------------------------------------------------------------------ of words [panels, words, blocks, 16 rows]
 
 
 def _q4_1(words: Words, check: Check) -> Grid:
@@ -88,8 +88,8 @@ def _q5_k(words: Words, check: Check) -> Grid:
 
 
 def _q2_k(words: Words, check: Check) -> Grid:
-    """A byte for each run, low nibble its scale, high nibble its minimum; 2 x 32 bytes of which each pair of bits
-    belongs to one of 4 groups; d, dmin."""
+    """A byte for each run, low nibble its scale, high nibble its minimum; 2 x 32 bytes of which each pair of
+    bits belongs to one of 4 groups; d, dmin."""
     n, _, supers, rows = words.shape
     pairs = words[:, 4:20].reshape(n, 2, 2, 4, supers, rows)
     codes = np.empty((n, 2, 4, supers, 8, rows), np.uint32)

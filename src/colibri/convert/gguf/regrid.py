@@ -2,10 +2,10 @@
 
 Owns: which scales of ours a grid gets, and what rounding costs. Refuses: what grids.py does.
 
-Weights are a q + b with few whole q. By a scale a / n, n whole, all of a run are equally far from the next number, and
-how far, b alone says. So a run in q6 takes the better of two n, or, where neither is better than rounding at random, the
-finest scale that its largest weight leaves. A group in q4 has two runs and one scale: a few scales, some of them a / n,
-are tried on the 4 values that each run of Q2_K can have.
+Weights are a q + b with few whole q. By a scale a / n, n whole, all of a run are equally far from the next
+number, and how far, b alone says. So a run in q6 takes the better of two n, or, where neither is better than
+rounding at random, the finest scale that its largest weight leaves. A group in q4 has two runs and one scale:
+a few scales, some of them a / n, are tried on the 4 values that each run of Q2_K can have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from colibri.convert.gguf.blocks import ON_GRIDS, Blocks, sizes
 from colibri.convert.gguf.grids import Bytes, Floats, Grid, grid
@@ -30,8 +29,9 @@ _FINEST, _LARGEST = np.float32(32.4), np.float32(32.49)
 _SHORTER = np.float32(32.45 / 31.45)  # on the other side there is one number less
 _WHOLE = 2  # whole n that are tried
 
-# q4: the unit leaves room for scales that are so much larger, and the finest may leave the largest quant at 15.46.
+# q4: the unit leaves room for scales so much larger; the finest may leave the largest quant at 15.46.
 _ROOM, _TIGHT = np.float32(1.6), np.float32(0.97)
+_MOST = 63  # the largest step
 _NEXT = 4  # scales from the finest on that are tried
 
 
@@ -51,7 +51,7 @@ def _bytes_of(values: Floats) -> Floats:
 
 def _units(largest: Floats) -> Floats:
     """The next larger numbers of f16."""
-    near = largest.astype(np.float16)
+    near = (largest + np.float32(0)).astype(np.float16)  # no -0
     return np.where(near < largest, np.nextafter(near, np.float16(np.inf)), near).astype(np.float32)
 
 
@@ -66,7 +66,7 @@ def _highest(values: Floats) -> Floats:
     return found
 
 
-# ------------------------------------------------------------------ q6: quants -32 to 31, a scale for each run
+# ------------------------------------------------------------------ q6: -32 to 31, a scale for each run
 
 
 def _fill_q6(out: Bytes, found: Grid) -> Squares:
@@ -74,11 +74,12 @@ def _fill_q6(out: Bytes, found: Grid) -> Squares:
     codes = found.codes.view(np.uint8).reshape(n, 2, 4, -1)
     units, steps = _scales_q6(found, *_ends(codes, found))
     scale = steps * _each(units, groups)[:, None]
+    scale += scale == 0  # of runs of zeros
     x = codes.astype(np.float32)
     x *= _bytes_of(found.a)
     x += _bytes_of(found.b)
     squares = float(np.vdot(x, x))
-    x *= _bytes_of(1 / (scale + (scale == 0)))
+    x *= _bytes_of(1 / scale)
     nearest = np.rint(x)
     x -= nearest
     x *= _bytes_of(scale)
@@ -106,8 +107,8 @@ def _ends(codes: Bytes, found: Grid) -> Iterator[Floats]:
 
 
 def _scales_q6(found: Grid, one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """Units [panels, super-groups, 16 rows] and steps [panels, 2, groups, 16 rows] of runs that reach from `one` to
-    `other`."""
+    """Units [panels, super-groups, 16 rows] and steps [panels, 2, groups, 16 rows] of runs that reach from
+    `one` to `other`."""
     up, down = np.maximum(one, other), -np.minimum(one, other)
     room = np.maximum(np.maximum(up, down), np.minimum(up, down) * _SHORTER)
     size = np.maximum(np.abs(found.a) + room * (found.a == 0), _TINY)
@@ -131,28 +132,28 @@ def _scales_q6(found: Grid, one: Floats, other: Floats) -> tuple[Floats, Floats]
     return units, steps
 
 
-# ------------------------------------------------------------------ q4: quants 0 to 15, a scale and a minimum for each group
+# ------------------------------------------------------------------ q4: 0 to 15, scale and minimum of a group
 
 
 def _fill_q4(out: Bytes, found: Grid) -> Squares:
     n, groups = len(out), found.a.shape[2]
     units, (sc, m) = _scales_q4(found)
     scale, least = (x * _each(unit, groups) for x, unit in zip((sc, m), units, strict=True))
+    scale += scale == 0
     x = found.codes.view(np.uint8).reshape(n, 2, 4, -1).astype(np.float32)
     x *= _bytes_of(found.a)
     x += _bytes_of(found.b)
     squares = float(np.vdot(x, x))
     x += _bytes_of(least[:, None])
-    x *= _bytes_of(1 / (scale + (scale == 0))[:, None])
+    x *= _bytes_of(1 / scale[:, None])
     quants = np.rint(x).astype(np.int8)
-    np.minimum(np.maximum(quants, 0, out=quants), 15, out=quants)
+    for bound, of in ((0, np.maximum), (15, np.minimum)):
+        of(quants, np.full(quants.shape[-1], bound, np.int8), out=quants)  # numpy is slow with a number
     x -= quants
     x *= _bytes_of(scale[:, None])
     quads = quants.view(np.uint32).reshape(n, 2, 4, groups, PANEL_ROWS)
     words = (quads[:, 0] | quads[:, 1] << 4).transpose(0, 2, 1, 3)
-    numbers = [
-        part[:, group::8].astype(np.uint32) for part in (sc, m) for group in range(8)
-    ]
+    numbers = [part[:, group::8].astype(np.uint32) for part in (sc, m) for group in range(8)]
     put_q4(out, words, [unit.astype(np.float16) for unit in units], numbers)
     return float(np.vdot(x, x)), squares
 
@@ -172,21 +173,23 @@ def _scales_q4(found: Grid) -> tuple[list[Floats], list[Floats]]:
     levels += m * dmin
     finest = np.maximum(np.ceil(span * _TIGHT / (15 * d)), 1)
     best = [finest, m]
-    least = np.full_like(span, np.inf)
-    for sc in _tried(np.abs(found.a), finest, d):
+    least, most, none = (np.full_like(span, x) for x in (np.inf, _MOST, 0))
+    for sc in _tried(np.abs(found.a), finest, most, d):
         scale = sc * d
-        off = levels / scale
+        inverse = 1 / scale
+        off = levels * inverse
         off -= np.rint(off)
         weighted = off * counts
         mean = weighted.sum(0) / 32
         weighted *= off
-        step = dmin / scale
-        moved = np.clip(m - np.rint(mean / step), 0, 63)
+        step = dmin * inverse
+        moved = np.minimum(np.maximum(m - np.rint(mean / step), none), most)
         by = (moved - m) * step
         error = (weighted.sum(0) + 32 * by * (2 * mean + by)) * scale * scale
         better = error < least
         best = [x + (y - x) * better for x, y in zip(best, (sc, moved), strict=True)]
         np.minimum(least, error, out=least)
+    best[0] *= _each(units[0], groups) > 0  # none for rows that do not exist
     return units, best
 
 
@@ -194,19 +197,21 @@ def _levels(found: Grid) -> tuple[Floats, Floats]:
     """The 4 values of each run and how often it has them [4, 2 runs, panels, groups, 16 rows]."""
     words = found.codes
     odd, upper = words & _ONES, words >> 1 & _ONES
-    sums = [(part.sum(2, dtype=np.uint32) * _ONES) >> 24 for part in (odd, upper, odd & upper)]  # of 4 bytes too
+    sums = [
+        (part.sum(2, dtype=np.uint32) * _ONES) >> 24 for part in (odd, upper, odd & upper)
+    ]  # of 4 bytes too
     odds, uppers, threes = (x.astype(np.float32).transpose(1, 0, 2, 3) for x in sums)
     counts = np.stack([16 - odds - uppers + threes, odds - threes, uppers - threes, threes])
     a, b = found.a.transpose(1, 0, 2, 3), found.b.transpose(1, 0, 2, 3)
     return np.stack([b + a * np.float32(q) for q in range(4)]), counts
 
 
-def _tried(a: Floats, finest: Floats, d: Floats) -> Iterator[Floats]:
+def _tried(a: Floats, finest: Floats, most: Floats, d: Floats) -> Iterator[Floats]:
     """Steps: near a / n of both runs, and from the finest on."""
     for run in (a.max(1), a.min(1)):
         whole = np.floor(run / (finest * d))
         for _ in range(2):
-            yield np.clip(np.rint(run / (np.maximum(whole, 1) * d)), finest, 63)
+            yield np.minimum(np.maximum(np.rint(run / (np.maximum(whole, 1) * d)), finest), most)
             whole -= 1
     for more in range(_NEXT):
-        yield np.minimum(finest + more, 63)
+        yield np.minimum(finest + more, most)

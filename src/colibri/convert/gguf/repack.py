@@ -151,8 +151,8 @@ def _q4_k(out: Bytes, blocks: Bytes, check: Check) -> None:
 
 
 def put_q4(out: Bytes, quants: Words, units: list[npt.NDArray[np.float16]], numbers: list[Words]) -> None:
-    """quants: words [panels, groups, 4, 16 rows]; d and dmin, then sc and m of 8 groups, each [panels, super-groups, 16
-    rows]"""
+    """quants: words [panels, groups, 4, 16 rows]; units: d and dmin, numbers: sc and m of 8 groups, each
+    [panels, super-groups, 16 rows]"""
     packed = [
         sum(numbers[5 * w + i] << 6 * i for i in range(5)) | numbers[15] >> 2 * w << 30 for w in range(3)
     ]
