@@ -22,7 +22,7 @@ from colibri.quantize import PANEL_ROWS, panel_bytes
 Squares = tuple[float, float]  # sums of squared errors and of squares
 
 _TINY = np.float32(1e-30)  # below every number of a block but 0
-_ONES = np.uint32(0x01010101)
+_ONE, _ONES = np.float32(1), np.uint32(0x01010101)
 
 # q6: the largest quant before rounding, and when scales are rounded too: from 32.5 on it would be 33.
 _FINEST, _LARGEST = np.float32(32.4), np.float32(32.49)
@@ -79,7 +79,7 @@ def _fill_q6(out: Bytes, found: Grid) -> Squares:
     x *= _bytes_of(found.a)
     x += _bytes_of(found.b)
     squares = float(np.vdot(x, x))
-    x *= _bytes_of(1 / scale)
+    x *= _bytes_of(_ONE / scale)
     nearest = np.rint(x)
     x -= nearest
     x *= _bytes_of(scale)
@@ -125,7 +125,7 @@ def _scales_q6(found: Grid, one: Floats, other: Floats) -> tuple[Floats, Floats]
         np.minimum(least, off, out=least)
         whole -= 1
     np.maximum(target, finest, out=target)
-    units = _units(_highest(target.max(1)) / 127)
+    units = _units(_highest(target.max(1)) * (_ONE / 127))
     unit = np.maximum(_each(units, target.shape[2]), _TINY)[:, None]
     steps = np.maximum(np.rint(target / unit), np.ceil(room / (unit * _LARGEST)))
     steps *= 1 - 2 * (up > down).astype(np.float32)  # what is farthest from 0 may become -32, the others 31
@@ -145,7 +145,7 @@ def _fill_q4(out: Bytes, found: Grid) -> Squares:
     x += _bytes_of(found.b)
     squares = float(np.vdot(x, x))
     x += _bytes_of(least[:, None])
-    x *= _bytes_of(1 / scale[:, None])
+    x *= _bytes_of(_ONE / scale[:, None])
     quants = np.rint(x).astype(np.int8)
     for bound, of in ((0, np.maximum), (15, np.minimum)):
         of(quants, np.full(quants.shape[-1], bound, np.int8), out=quants)  # numpy is slow with a number
@@ -164,12 +164,13 @@ def _scales_q4(found: Grid) -> tuple[list[Floats], list[Floats]]:
     flat = (8, *levels.shape[2:])
     absent = (counts == 0) * np.float32(1e30)
     low = (levels + absent).reshape(flat).min(0)
-    span = (levels - absent).reshape(flat).max(0) - np.minimum(low, 0)
+    depth = np.maximum(-low, 0)
+    span = (levels - absent).reshape(flat).max(0) + depth
     levels, counts = levels.reshape(flat), counts.reshape(flat)
     groups = low.shape[1]
-    units = [_units(_highest(span) * (_ROOM / 15 / 63)), _units(_highest(np.maximum(-low, 0)) / 61)]
+    units = [_units(_highest(x) * share) for x, share in ((span, _ROOM / (15 * _MOST)), (depth, _ONE / 61))]
     d, dmin = (np.maximum(_each(unit, groups), _TINY) for unit in units)
-    m = np.rint(np.maximum(-low, 0) / dmin)
+    m = np.rint(depth / dmin)
     levels += m * dmin
     finest = np.maximum(np.ceil(span * _TIGHT / (15 * d)), 1)
     best = [finest, m]

@@ -150,7 +150,12 @@ def _q4_k(out: Bytes, blocks: Bytes, check: Check) -> None:
     put_q4(out, quants, units, numbers)
 
 
-def put_q4(out: Bytes, quants: Words, units: list[npt.NDArray[np.float16]], numbers: list[Words]) -> None:
+def put_q4(
+    out: Bytes,
+    quants: npt.NDArray[Any],
+    units: list[npt.NDArray[np.float16]],
+    numbers: list[npt.NDArray[Any]],
+) -> None:
     """quants: words [panels, groups, 4, 16 rows]; units: d and dmin, numbers: sc and m of 8 groups, each
     [panels, super-groups, 16 rows]"""
     packed = [
