@@ -180,9 +180,9 @@ def _counter(
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc keep up to 62 MiB of freed blocks: its measure is the largest one that was freed so far.
+    """Has glibc keep up to 32 MiB of freed blocks: its measure is the largest one that was freed so far.
     The arrays of a step then have the pages of the last step; new pages cost more than the work on them."""
-    np.empty(31 << 20, np.uint8)
+    np.empty(16 << 20, np.uint8)
 
 
 def _pool() -> ThreadPoolExecutor:
