@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 
 from colibri.convert.checkpoint import Checkpoint, ReadRows, View, reading, stored_bytes, widen
-from colibri.convert.gguf.blocks import HELD, PLAIN, Blocks
+from colibri.convert.gguf.blocks import HELD, ON_GRIDS, PLAIN, Blocks
+from colibri.convert.gguf.regrid import regrid
 from colibri.convert.gguf.repack import repack
 from colibri.convert.mxfp4 import panels
 from colibri.convert.mxfp4 import widen as widen_mxfp4
 from colibri.convert.prepare import CONVERTER_VERSION, Plan, Request, prepare
 from colibri.convert.source import open_source
 from colibri.convert.tensors import pattern_of, scales_of
-from colibri.convert.types import is_rounded
+from colibri.convert.types import is_rounded, is_searched
 from colibri.entries import Entry, bytes_by_class, entry_class, weight_types
 from colibri.errors import ConversionError, ModelIOError
 from colibri.format import Writer, is_container
@@ -105,6 +106,7 @@ def convert(
     checkpoint = open_source(Path(source))
     _check_output(Path(out), checkpoint, overwrite)
     replaced = [f"{out} was there before and is replaced"] if Path(out).exists() else []
+    _keep_freed_memory()
     with reading() as read, _pool() as pool:
         plan = prepare(checkpoint, request, read)
         errors = Errors()
@@ -182,6 +184,12 @@ def _counter(
     return count
 
 
+def _keep_freed_memory() -> None:
+    """Has glibc keep up to 32 MiB of freed blocks: its measure is the largest one that was freed so far.
+    The arrays of a step then have the pages of the last step; new pages cost more than the work on them."""
+    np.empty(16 << 20, np.uint8)
+
+
 def _pool() -> ThreadPoolExecutor:
     """Packing lets other threads run, so blocks are packed side by side."""
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 8), "colibri-convert")
@@ -220,8 +228,8 @@ def _packed(
         return chunk
 
     for view, (rows, cols, type) in zip(views, entry.matrices, strict=True):
-        moved = view.tensor.dtype in HELD and view.tensor.dtype not in PLAIN and not is_rounded(view, type)
-        step = block_rows(cols) * (_GGML_STEP if moved else 1)
+        small = view.tensor.dtype in PLAIN or is_searched(view, type)
+        step = block_rows(cols) * (1 if small else _GGML_STEP)
         for first in range(0, rows, step):
             block = read(view, first, min(first + step, rows))
             pending.append(pool.submit(_pack_block, block, type, view, first))
@@ -236,6 +244,8 @@ def _pack_block(block: Any, type: str, view: View, first: int) -> tuple[memoryvi
     name = view.tensor.name + ("" if view.expert is None else f"[{view.expert}]")
     if isinstance(block, Blocks) and HELD.get(block.dtype) == type:
         return repack(block, lambda row: view.place(first + row, 0)), None
+    if isinstance(block, Blocks) and ON_GRIDS.get(block.dtype) == type:
+        return regrid(block, lambda row: view.place(first + row, 0))
     if type == KEPT:
         return panels(block, name, first), None
     rows = widen(block) if view.scales is None else widen_mxfp4(block, name, first)

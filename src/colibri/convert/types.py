@@ -101,6 +101,12 @@ def is_rounded(view: View, type: str) -> bool:
     return packed and (not _are_whole(view) or blocks.HELD.get(dtype) != type)
 
 
+def is_searched(view: View, type: str) -> bool:
+    """Whether scales are looked for, weight by weight, or could be."""
+    on_grid = blocks.ON_GRIDS.get(view.tensor.dtype) == type and _are_whole(view)
+    return view.tensor.offset is None or (is_rounded(view, type) and not on_grid)
+
+
 def check_types(
     entries: Sequence[Entry], views: Mapping[str, tuple[View, ...]], requantize: bool
 ) -> dict[tuple[str, str, bool], int]:

@@ -39,6 +39,15 @@ def repack(blocks: Blocks, place: Callable[[int], str]) -> memoryview:
         data = np.concatenate([data, _zero_rows(n * PANEL_ROWS - len(data), data.shape[1] // width, dtype)])
     out = np.zeros((n, panel_bytes(cols, HELD[dtype])), np.uint8)
 
+    _REPACK[dtype](out, data.reshape(n, PANEL_ROWS, -1, width), checker(dtype, place))
+    if len(blocks.data) % PANEL_ROWS and HELD[dtype] == "q8":
+        out[-1, : PANEL_ROWS * cols].reshape(-1, PANEL_ROWS, 4)[:, len(blocks.data) % PANEL_ROWS :] = 128
+    return out.reshape(-1).data
+
+
+def checker(dtype: str, place: Callable[[int], str]) -> Check:
+    """Tells what is wrong with rows in `dtype`."""
+
     def check(wrong: npt.NDArray[np.bool_], what: str) -> None:
         if wrong.any():
             panel, _, row = (int(i) for i in np.argwhere(wrong)[0])
@@ -47,10 +56,7 @@ def repack(blocks: Blocks, place: Callable[[int], str]) -> memoryview:
                 "convert it to another type with --type."
             )
 
-    _REPACK[dtype](out, data.reshape(n, PANEL_ROWS, -1, width), check)
-    if len(blocks.data) % PANEL_ROWS and HELD[dtype] == "q8":
-        out[-1, : PANEL_ROWS * cols].reshape(-1, PANEL_ROWS, 4)[:, len(blocks.data) % PANEL_ROWS :] = 128
-    return out.reshape(-1).data
+    return check
 
 
 def _zero_rows(count: int, n_blocks: int, dtype: str) -> Bytes:
@@ -69,7 +75,7 @@ def _turned(data: Bytes) -> Words:
     return np.ascontiguousarray(flat.view("<u4").transpose(0, 2, 1))
 
 
-def _scales(data: Bytes, check: Check) -> npt.NDArray[np.float16]:
+def scales(data: Bytes, check: Check) -> npt.NDArray[np.float16]:
     """f16 [panels, blocks, 16] of bytes [panels, 16 rows, blocks, 2]."""
     found = np.ascontiguousarray(np.ascontiguousarray(data).view("<f2")[..., 0].transpose(0, 2, 1))
     check((found.view(np.uint16) & 0x7C00) == 0x7C00, "a scale that is not finite")
@@ -120,7 +126,7 @@ def _two_halves(words: Words) -> Words:
 
 
 def _put_q8(out: Bytes, words: npt.NDArray[Any], blocks: Bytes, check: Check) -> None:
-    _put(out, _put(out, 0, words), _scales(blocks[..., :2], check))
+    _put(out, _put(out, 0, words), scales(blocks[..., :2], check))
 
 
 # ------------------------------------------------------------------ q4
@@ -133,20 +139,30 @@ def _q4_k(out: Bytes, blocks: Bytes, check: Check) -> None:
     quants = np.empty((len(out), words.shape[1], 2, 4, PANEL_ROWS), np.uint32)
     quants[:, :, 0] = (low & 0x0F0F0F0F) | (high & 0x0F0F0F0F) << 4
     quants[:, :, 1] = (low >> 4 & 0x0F0F0F0F) | (high & 0xF0F0F0F0)
-    units = [_scales(blocks[..., at : at + 2], check) for at in (0, 2)]
+    units = [scales(blocks[..., at : at + 2], check) for at in (0, 2)]
     for unit in units:
         check(unit.view(np.uint16) > 0x8000, "a negative scale, which q4 does not have")
     first, second, third = np.moveaxis(_turned(blocks[..., 4:16]).reshape(len(out), -1, 3, PANEL_ROWS), 2, 0)
     six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
-    scales = [first & six, third & four | first >> 2 & two]  # of groups 0 to 3 and 4 to 7, a byte each
+    steps = [first & six, third & four | first >> 2 & two]  # of groups 0 to 3 and 4 to 7, a byte each
     least = [second & six, third >> 4 & four | second >> 2 & two]
-    numbers = [word >> 8 * byte & 63 for word in (*scales, *least) for byte in range(4)]
+    numbers = [word >> 8 * byte & 63 for word in (*steps, *least) for byte in range(4)]
+    put_q4(out, quants, units, numbers)
+
+
+def put_q4(
+    out: Bytes,
+    quants: npt.NDArray[Any],
+    units: list[npt.NDArray[np.float16]],
+    numbers: list[npt.NDArray[Any]],
+) -> None:
+    """quants: words [panels, groups, 4, 16 rows]; units: d and dmin, numbers: sc and m of 8 groups, each
+    [panels, super-groups, 16 rows]"""
     packed = [
         sum(numbers[5 * w + i] << 6 * i for i in range(5)) | numbers[15] >> 2 * w << 30 for w in range(3)
     ]
     records = [
-        np.stack(part, 2).view(np.uint8).reshape(len(out), words.shape[1] // 4, -1)
-        for part in (units, packed)
+        np.stack(part, 2).view(np.uint8).reshape(len(out), part[0].shape[1], -1) for part in (units, packed)
     ]
     _put(out, _put(out, 0, quants), np.concatenate(records, axis=2))
 
@@ -161,7 +177,7 @@ def _q6_k(out: Bytes, blocks: Bytes, check: Check) -> None:
     nibbles = np.concatenate([low & 0x0F0F0F0F, low >> 4 & 0x0F0F0F0F], axis=2)
     nibbles = nibbles.reshape(len(out), -1, 4, 8, PANEL_ROWS)
     nibbles |= (upper >> (2 * np.arange(4, dtype=np.uint32))[:, None, None] & 0x03030303) << 4
-    _put_q6(out, nibbles, blocks[..., 192:208].view(np.int8), _scales(blocks[..., 208:], check))
+    _put_q6(out, nibbles, blocks[..., 192:208].view(np.int8), scales(blocks[..., 208:], check))
 
 
 def _q3_k(out: Bytes, blocks: Bytes, check: Check) -> None:
@@ -174,16 +190,16 @@ def _q3_k(out: Bytes, blocks: Bytes, check: Check) -> None:
     packed = blocks[..., 96:108]
     lower = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
     upper = np.concatenate([packed[..., 8:] >> 2 * i & 3 for i in range(4)], axis=-1)
-    scales = (lower | upper << 4).view(np.int8) - np.int8(32)
-    _put_q6(out, codes, scales, _scales(blocks[..., 108:], check))
+    steps = (lower | upper << 4).view(np.int8) - np.int8(32)
+    _put_q6(out, codes, steps, scales(blocks[..., 108:], check))
 
 
-def _put_q6(out: Bytes, codes: Words, scales: npt.NDArray[np.int8], units: npt.NDArray[np.float16]) -> None:
-    """codes: words in the order of elements; scales [panels, 16 rows, super-groups, 16]"""
+def _put_q6(out: Bytes, codes: Words, steps: npt.NDArray[np.int8], units: npt.NDArray[np.float16]) -> None:
+    """codes: words in the order of elements; steps [panels, 16 rows, super-groups, 16]"""
     runs = codes.reshape(len(out), -1, 4, PANEL_ROWS)
     pairs = (2 * np.arange(3, dtype=np.uint32))[:, None]
     at = _put(out, 0, runs[:, :, :3] | (runs[:, :, 3:] >> pairs & 0x03030303) << 6)
-    turned = np.ascontiguousarray(scales.transpose(0, 2, 3, 1)).view(np.uint8)
+    turned = np.ascontiguousarray(steps.transpose(0, 2, 3, 1)).view(np.uint8)
     records = [np.ascontiguousarray(units).view(np.uint8), turned.reshape(*units.shape[:2], -1)]
     _put(out, at, np.concatenate(records, axis=2))
 
