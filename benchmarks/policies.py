@@ -44,8 +44,9 @@ def drawn(layers: int, n: int, k: int, zipf: float, drift: float, tokens: int, s
                 topic = 0.97 * topic + np.sqrt(1 - 0.97**2) * rng.normal(size=n)
                 scores[token] += drift * topic
         chosen[:, layer] = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1) + layer * n
+    ends = np.tile(np.arange(1, layers + 1) * n, tokens).astype(np.int32)
     starts = np.arange(tokens * layers + 1, dtype=np.int64) * k
-    return Accesses(layers * n, chosen.reshape(-1).astype(np.int32), starts)
+    return Accesses(layers * n, chosen.reshape(-1).astype(np.int32), starts, ends)
 
 
 def row(name: str, accesses: Accesses) -> str:
@@ -55,7 +56,7 @@ def row(name: str, accesses: Accesses) -> str:
         misses = [int(POLICIES[policy](accesses, slots).sum()) for policy in ("lru", "lfru", "belady")]
         rates = [1 - missed / uses for missed in misses]
         cells.append(", ".join(f"{100 * rate:.1f}" for rate in rates))
-    steps = len(accesses.starts) - 1
+    steps = len(accesses.ends)
     return f"| {name} | {accesses.n_experts} | {uses / steps:.1f} | {steps:,} | {' | '.join(cells)} |"
 
 

@@ -1,8 +1,8 @@
 /* experts.c: the cache of routed experts. Owns its slots, which expert leaves for another, and the reads; refuses nothing:
  * a cache of one slot works, turn by turn. A turn is the use of some experts of a layer; they stay in their slots meanwhile.
  * LRU: the expert used longest ago leaves. LFRU: a use counts, up to 31; now and then all counts are halved; experts whose
- * counts have as many binary digits are on a level; of the lowest level leaves who was used last: layers come in turn, so
- * that the layers just left are needed last. A ring of places for each level keeps both O(1). */
+ * counts have as many binary digits are on a level; of the lowest level leaves the one nearest before the end of the layer at
+ * hand: layers come in turn, so that the layers just left are needed last. docs/RESIDENCY.md has what that hits. */
 #include "experts.h"
 
 #include <string.h>
@@ -25,7 +25,9 @@ void experts_layout(struct experts *e, struct arena *arena, const colibri_model 
         const uint64_t bytes = (ffn_bytes(&model->experts[i]) + OS_PAGE - 1) & ~(uint64_t)(OS_PAGE - 1);
         if (bytes > e->slot_bytes) e->slot_bytes = bytes;
     }
-    e->places = arena_take(arena, slots > 0 ? slots + EXPERT_LEVELS : 0, sizeof *e->places);
+    e->n_words = model->n_experts / 64 + 1;
+    e->places = arena_take(arena, slots > 0 ? slots + 1 : 0, sizeof *e->places);
+    e->levels = arena_take(arena, slots > 0 ? EXPERT_LEVELS : 0, (uint64_t)e->n_words * sizeof *e->levels);
     e->slot_of = arena_take(arena, all, sizeof *e->slot_of);
     e->uses = arena_take(arena, all, sizeof *e->uses);
     e->groups = arena_take(arena, groups, sizeof *e->groups);
@@ -38,30 +40,28 @@ void experts_memory(struct experts *e, struct arena *arena) {
     e->memory = arena_take(arena, (uint64_t)e->n_slots, e->slot_bytes);
 }
 
-/* Puts a place, or those of the ring `from`, behind those of the ring `to`: as if they had been used later. */
-static void join(struct experts *e, int32_t from, int32_t to) {
-    struct place *const a = &e->places[from], *const b = &e->places[to];
-    const int32_t first = from < e->n_slots ? from : a->newer, last = from < e->n_slots ? from : a->older;
-    if (first == from && from >= e->n_slots) return;
-    e->places[b->older].newer = first;
-    e->places[first].older = b->older;
-    e->places[last].newer = to;
-    b->older = last;
-    if (from >= e->n_slots) a->older = a->newer = from;
+/* Turns the bit of an expert in the map of its level. */
+static void flip(struct experts *e, int32_t expert) {
+    const int level = e->uses[expert] == 0 ? 0 : 32 - __builtin_clz(e->uses[expert]);
+    e->levels[level * e->n_words + expert / 64] ^= (uint64_t)1 << expert % 64;
 }
 
-static void leave_ring(struct experts *e, int32_t at) {
-    struct place *const p = &e->places[at];
+/* What is in use may not leave. */
+static const struct ffn_weights *hold(struct experts *e, int32_t at) {
+    const struct place *const p = &e->places[at];
     e->places[p->older].newer = p->newer;
     e->places[p->newer].older = p->older;
-    p->older = p->newer = at;
+    if (!e->lru) flip(e, p->expert);
+    return &p->weights;
 }
 
-/* The last used of its level. */
-static void use(struct experts *e, int32_t at) {
-    uint8_t *const uses = &e->uses[e->places[at].expert];
-    if (!e->lru && *uses < (1 << (EXPERT_LEVELS - 1)) - 1) ++*uses;
-    join(e, at, e->n_slots + (*uses == 0 ? 0 : 32 - __builtin_clz(*uses)));
+static void let_go(struct experts *e, int32_t at) {
+    struct place *const p = &e->places[at], *const end = &e->places[e->n_slots];
+    p->older = end->older;
+    p->newer = e->n_slots;
+    e->places[p->older].newer = end->older = at;
+    e->uses[p->expert] += !e->lru && e->uses[p->expert] < (1 << (EXPERT_LEVELS - 1)) - 1;
+    if (!e->lru) flip(e, p->expert);
     e->since_halved++;
 }
 
@@ -71,27 +71,45 @@ void experts_reset(struct experts *e) {
     if (e->n_slots == 0) return;
     memset(e->slot_of, -1, (size_t)e->model->n_experts * sizeof *e->slot_of);
     memset(e->uses, 0, (size_t)e->model->n_experts * sizeof *e->uses);
-    for (int32_t i = 0; i < e->n_slots + EXPERT_LEVELS; i++) e->places[i] = (struct place){.expert = -1, .older = i, .newer = i};
+    memset(e->levels, 0, EXPERT_LEVELS * (size_t)e->n_words * sizeof *e->levels);
+    e->places[e->n_slots].older = e->places[e->n_slots].newer = e->n_slots;
 }
 
 static void halve(struct experts *e) {
+    const size_t words = (size_t)e->n_words;
     if (e->lru || e->since_halved < 4 * e->model->n_experts) return;
     e->since_halved = 0;
     for (int32_t i = 0; i < e->model->n_experts; i++) e->uses[i] /= 2;
-    for (int32_t i = 1; i < EXPERT_LEVELS; i++) join(e, e->n_slots + i, e->n_slots + i - 1);
+    for (size_t i = 0; i < words; i++) e->levels[i] |= e->levels[words + i];
+    memmove(e->levels + words, e->levels + 2 * words, (EXPERT_LEVELS - 2) * words * sizeof *e->levels);
+    memset(e->levels + (EXPERT_LEVELS - 1) * words, 0, words * sizeof *e->levels);
+}
+
+/* The expert that leaves for one of a layer whose last expert is `last`. There is one. */
+static int32_t victim(const struct experts *e, int32_t last) {
+    if (e->lru) return e->places[e->places[e->n_slots].newer].expert;
+    for (const uint64_t *level = e->levels;; level += e->n_words) {
+        for (int32_t i = 0; i <= e->n_words; i++) { /* backwards, and around to the rest of the first word */
+            const int32_t at = (last / 64 - i + e->n_words) % e->n_words;
+            const uint64_t word = level[at] & ~(uint64_t)0 >> (i == 0 ? 63 - last % 64 : 0);
+            if (word != 0) return 64 * at + 63 - __builtin_clzll(word);
+        }
+    }
 }
 
 /* Finds a place for an expert, that of another if need be, and says how it will lie there. */
-static const struct ffn_weights *give_place(struct experts *e, int32_t expert, int32_t *at) {
-    const struct place *level = &e->places[e->n_slots];
-    while (e->n_filled == e->n_slots && level->newer >= e->n_slots) level++;
-    *at = e->n_filled < e->n_slots ? e->n_filled++ : e->lru ? level->newer : level->older;
-    leave_ring(e, *at);
+static const struct ffn_weights *give_place(struct experts *e, int32_t expert, int32_t last, int32_t *at) {
+    *at = e->n_filled;
+    if (e->n_filled == e->n_slots) {
+        const int32_t leaves = victim(e, last);
+        *at = e->slot_of[leaves];
+        hold(e, *at);
+        e->slot_of[leaves] = -1;
+    } else if (++e->n_filled > e->n_written) e->n_written = e->n_filled;
     const struct ffn_weights *const from = &e->model->experts[expert];
     struct place *const p = &e->places[*at];
     uint8_t *const to = e->memory + (uint64_t)*at * e->slot_bytes;
-    if (p->expert >= 0) e->slot_of[p->expert] = -1;
-    *p = (struct place){*from, expert, p->older, p->newer};
+    *p = (struct place){.weights = *from, .expert = expert};
     p->weights.gate.data = to;
     if (from->up.data != NULL) p->weights.up.data = to + (from->up.data - from->gate.data);
     p->weights.down.data = to + (from->down.data - from->gate.data);
@@ -121,24 +139,23 @@ struct ffn_group *experts_take(struct experts *e, int32_t layer, struct ffn_grou
     halve(e);
     for (int32_t g = 0; g < count; g++) {
         const int32_t at = groups[g].expert < 0 ? -1 : e->slot_of[groups[g].weights - e->model->experts];
-        if (at >= 0) {
-            leave_ring(e, at);
-            groups[g].weights = &e->places[at].weights;
-        }
+        if (at >= 0) groups[g].weights = hold(e, at);
         if (at >= 0 || groups[g].expert < 0) e->groups[(*n_there)++] = groups[g];
         else e->missing[e->n_missing++] = g;
     }
     colibri_traffic unused = {0}, *const traffic = e->traffic == NULL ? &unused : &e->traffic[layer];
     traffic->hits += (uint64_t)(routed - e->n_missing);
     traffic->misses += (uint64_t)e->n_missing;
+    const struct layer *const l = &e->model->layers[layer];
+    const int32_t last = e->n_missing == 0 ? 0 : (int32_t)(l->experts - e->model->experts) + l->router.rows - 1;
     for (int32_t i = 0; i < e->n_missing; i++) {
         struct ffn_group *const group = &groups[e->missing[i]];
         traffic->bytes_read += ffn_bytes(group->weights);
-        group->weights = give_place(e, (int32_t)(group->weights - e->model->experts), &e->missing[i]);
+        group->weights = give_place(e, (int32_t)(group->weights - e->model->experts), last, &e->missing[i]);
         e->groups[*n_there + i] = *group;
     }
     for (int32_t g = 0; g < count; g++) {
-        if (groups[g].expert >= 0) use(e, (int32_t)((const struct place *)(const void *)groups[g].weights - e->places));
+        if (groups[g].expert >= 0) let_go(e, (int32_t)((const struct place *)(const void *)groups[g].weights - e->places));
     }
     if (e->n_missing > 0) threads_begin(&e->lanes, read_item, e, e->n_missing * pieces(e));
     return e->groups;
@@ -150,11 +167,8 @@ int32_t experts_wait(struct experts *e, int32_t layer, colibri_error *error) {
     threads_end(&e->lanes);
     if (e->traffic != NULL) e->traffic[layer].wait_ns += os_clock_ns() - since;
     const int32_t fault = atomic_exchange(&e->fault, 0);
-    for (int32_t i = 0; fault != 0 && i < e->n_missing; i++) { /* what was read may be half an expert */
-        e->slot_of[e->places[e->missing[i]].expert] = -1;
-        e->places[e->missing[i]].expert = -1;
-    }
     e->n_missing = 0;
+    if (fault != 0) experts_reset(e); /* what was read may be half an expert: nothing is held any more */
     FAIL_IF(fault != 0, error, IO, "layer %d: experts cannot be read from the model file: %s; it was cut off or the disk fails", layer,
             strerror(fault));
     return COLIBRI_OK;

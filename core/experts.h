@@ -16,10 +16,11 @@ struct ffn_group {
 
 enum { EXPERT_LEVELS = 6 };
 
-/* A place for one expert, or the end of a ring of places: newer is the one that was used longest ago, older the last one. */
+/* A place for one expert in the ring of LRU, which begins and ends with a place without memory: newer is the one that was used
+ * longest ago, older the last one. */
 struct place {
     struct ffn_weights weights; /* as they lie here */
-    int32_t expert;             /* among those of all layers; -1: none */
+    int32_t expert;             /* among those of all layers */
     int32_t older, newer;
 };
 
@@ -28,12 +29,13 @@ struct experts {
     int32_t n_slots;            /* 0: experts are read where the file is mapped */
     uint64_t slot_bytes;        /* of the largest expert, whole pages */
     uint8_t *memory;            /* [n_slots][slot_bytes] */
-    struct place *places;       /* [n_slots + EXPERT_LEVELS] the slots, then the rings, one for each level */
+    struct place *places;       /* [n_slots + 1] */
     int32_t *slot_of;           /* [experts of all layers] -1: in none */
-    uint8_t *uses;              /* [experts of all layers] below 1 << (EXPERT_LEVELS - 1); all 0 with LRU */
     bool lru;
-    int32_t since_halved;       /* uses since those of all experts were halved: what was liked long ago is forgotten */
-    int32_t n_filled;           /* slots that were ever written, the first ones */
+    uint8_t *uses;              /* [experts of all layers] LFRU: below 1 << (EXPERT_LEVELS - 1) */
+    uint64_t *levels;           /* [EXPERT_LEVELS][n_words] a bit for each expert that has a place and may leave it */
+    int32_t n_words, since_halved; /* uses since all were halved: what was liked long ago is forgotten */
+    int32_t n_filled, n_written; /* slots in use, and ever used, the first ones */
     struct ffn_group *groups;   /* [n_experts + 1] of a turn, those first that are there */
     int32_t *missing;           /* [n_experts] slots that are being filled in this turn */
     int32_t n_missing;

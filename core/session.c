@@ -173,7 +173,7 @@ void colibri_free(colibri_context *context) {
     threads_stop(&context->threads);
     threads_stop(&context->experts.lanes);
     /* Slots, states and blocks that were ever written, then all before them: untouched pages stay untouched. */
-    os_wipe(experts->memory, (uint64_t)experts->n_filled * experts->slot_bytes);
+    os_wipe(experts->memory, (uint64_t)experts->n_written * experts->slot_bytes);
     os_wipe(cache->pool, (uint64_t)cache->n_touched * cache->block_bytes);
     for (int32_t i = 0; cache->state_bytes > 0 && i < cache->n_sequences * STATES; i++) {
         if (cache->marks[i / STATES][i % STATES] >= 0) os_wipe(cache->states + (size_t)i * cache->state_bytes, cache->state_bytes);

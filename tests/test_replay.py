@@ -22,7 +22,7 @@ from test_cli import Result
 from test_cli import call as call
 from test_trace import view
 
-Steps = list[list[int]]  # experts numbered through
+Steps = list[tuple[int, list[int]]]  # (end of the layer, experts numbered through)
 
 
 # --- the rules once more, literally
@@ -31,75 +31,65 @@ Steps = list[list[int]]  # experts numbered through
 class Cache:
     """A cache whose victims are found by looking at everything."""
 
-    def __init__(self, policy: str, slots: int, n_experts: int, future: Steps) -> None:
+    def __init__(self, policy: str, slots: int, n_experts: int, future: list[list[int]]) -> None:
         self.policy, self.slots, self.n = policy, slots, n_experts
         self.future = future  # waves still to come, the current one first
         self.inside: set[int] = set()
-        self.order: list[int] = []  # all experts that were ever touched, the last one last
+        self.touched: list[int] = []  # every touch, in order
         self.count = dict.fromkeys(range(n_experts), 0)
         self.touches = 0
 
     def touch(self, expert: int) -> None:
-        if expert in self.order:
-            self.order.remove(expert)
-        self.order.append(expert)
+        self.touched.append(expert)
         self.count[expert] = min(31, self.count[expert] + 1)
         self.touches += 1
 
-    def level(self, expert: int) -> int:
-        return len(f"{self.count[expert]:b}") if self.count[expert] else 0
-
-    def halve(self) -> None:
-        """Experts of a level come behind those of the level below, in the order of each."""
-        levels = {expert: self.level(expert) for expert in self.order}
-        self.order.sort(key=lambda e: levels[e])
-        self.count = {expert: count // 2 for expert, count in self.count.items()}
-        self.touches = 0
-
-    def victim(self, in_use: set[int]) -> int:
-        choice = [expert for expert in self.order if expert in self.inside - in_use]
+    def victim(self, in_use: set[int], end: int) -> int:
+        choice = sorted(self.inside - in_use)
         if self.policy == "lru":
-            return choice[0]
+            return min(choice, key=lambda e: len(self.touched) - self.touched[::-1].index(e))
         if self.policy == "lfru":
-            lowest = min(map(self.level, choice))
-            return [expert for expert in choice if self.level(expert) == lowest][-1]
+            backwards = [*reversed(range(end)), *reversed(range(end, self.n))]
+            level = {count: len(f"{count:b}") if count else 0 for count in range(32)}
+            return min(choice, key=lambda e: (level[self.count[e]], backwards.index(e)))
         later = self.future[1:]
         return max(choice, key=lambda e: next((at for at, w in enumerate(later) if e in w), len(later)))
 
-    def wave(self, experts: list[int]) -> list[int]:
+    def wave(self, experts: list[int], end: int) -> list[int]:
         """The misses."""
         misses = [expert for expert in experts if expert not in self.inside]
         in_use = self.inside & set(experts)
         for expert in misses:
             if len(self.inside) == self.slots:
-                self.inside.remove(self.victim(in_use))
+                self.inside.remove(self.victim(in_use, end))
             self.inside.add(expert)
             in_use.add(expert)
         for expert in experts:
             self.touch(expert)
-        if self.policy == "lfru" and self.touches >= 4 * self.n:
-            self.halve()
+        if self.touches >= 4 * self.n:
+            self.touches = 0
+            self.count = {expert: count // 2 for expert, count in self.count.items()}
         self.future.pop(0)
         return misses
 
 
-def waves_of(steps: Steps, slots: int) -> Steps:
-    return [experts[at : at + slots] for experts in steps for at in range(0, len(experts), slots)]
+def waves_of(steps: Steps, slots: int) -> list[tuple[int, list[int]]]:
+    return [(end, experts[at : at + slots]) for end, experts in steps for at in range(0, len(experts), slots)]
 
 
 def reference(policy: str, steps: Steps, slots: int, n_experts: int) -> list[int]:
     waves = waves_of(steps, slots)
-    cache = Cache(policy, slots, n_experts, list(waves))
+    cache = Cache(policy, slots, n_experts, [experts for _, experts in waves])
     misses = [0] * n_experts
-    for experts in waves:
-        for expert in cache.wave(experts):
+    for end, experts in waves:
+        for expert in cache.wave(experts, end):
             misses[expert] += 1
     return misses
 
 
 def fewest_misses(steps: Steps, slots: int) -> int:
     """Of all ways to choose victims."""
-    waves = [frozenset(experts) for experts in waves_of(steps, slots)]
+    waves = [frozenset(experts) for _, experts in waves_of(steps, slots)]
 
     @functools.cache
     def fewest(at: int, inside: frozenset[int]) -> int:
@@ -132,16 +122,17 @@ def random_steps(seed: int, layers: tuple[int, ...], tokens: int, most: int) -> 
         for n, end, love in zip(layers, ends, loves, strict=True):
             size = int(rng.integers(1, min(most, n) + 1))
             chosen = rng.choice(n, size, replace=False, p=(love + 0.01) / (love + 0.01).sum())
-            steps.append(sorted((chosen + end - n).tolist()))
+            steps.append((end, sorted((chosen + end - n).tolist())))
     return steps
 
 
 def accesses_of(steps: Steps, n_experts: int) -> Accesses:
-    sizes = [len(experts) for experts in steps]
+    sizes = [len(experts) for _, experts in steps]
     return Accesses(
         n_experts,
-        np.array([expert for experts in steps for expert in experts], np.int32),
+        np.array([expert for _, experts in steps for expert in experts], np.int32),
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        np.array([end for end, _ in steps], np.int32),
     )
 
 
@@ -192,8 +183,8 @@ def test_a_long_run_keeps_to_the_rules() -> None:
 
 def test_a_scan_defeats_lru_alone() -> None:
     """Layers whose experts are all used, token after token: lru forgets each one just before its use."""
-    steps: Steps = [list(range(4 * layer, 4 * layer + 4)) for layer in range(10)] * 50
-    uses = sum(map(len, steps))
+    steps: Steps = [(4 * layer + 4, list(range(4 * layer, 4 * layer + 4))) for layer in range(10)] * 50
+    uses = sum(len(experts) for _, experts in steps)
     rates = {name: 1 - policy(accesses_of(steps, 40), 20).sum() / uses for name, policy in POLICIES.items()}
     assert rates["lru"] == 0 and rates["belady"] > 0.43 and rates["belady"] - rates["lfru"] < 0.05
 
@@ -219,17 +210,18 @@ def made(tmp_path: Path) -> Path:
 
 def steps_of(accesses: Accesses) -> Steps:
     starts = accesses.starts.tolist()
-    return [accesses.experts[a:b].tolist() for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    pieces = [accesses.experts[a:b].tolist() for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    return list(zip(accesses.ends.tolist(), pieces, strict=True))
 
 
 def test_a_trace_becomes_steps_of_distinct_experts(made: Path) -> None:
     found = demand(Trace(made))
     assert steps_of(found.accesses) == [
-        [0, 1],
-        [2, 4],
-        [6, 8, 9],
-        [3, 4],
-        [5, 9],
+        (2, [0, 1]),
+        (5, [2, 4]),
+        (10, [6, 8, 9]),
+        (5, [3, 4]),
+        (10, [5, 9]),
     ]
     assert found.tokens == 5 and found.uses.tolist() == [1, 1, 1, 1, 2, 1, 1, 0, 1, 2]
     assert found.expert_bytes.tolist() == [100, 200, 600, 700, 800, 1600, 1700, 1800, 1900, 2000]
@@ -239,10 +231,10 @@ def test_a_trace_becomes_steps_of_distinct_experts(made: Path) -> None:
 def test_chunks_may_be_cut(made: Path) -> None:
     found = demand(Trace(made), 1)
     assert steps_of(found.accesses) == [
-        [0, 1],  # a source stays whole
-        *[[2, 4], [8, 9]],
-        *[[2, 4], [6, 9]],
-        *[[3, 4], [5, 9]],
+        (2, [0, 1]),  # a source stays whole
+        *[(5, [2, 4]), (10, [8, 9])],
+        *[(5, [2, 4]), (10, [6, 9])],
+        *[(5, [3, 4]), (10, [5, 9])],
     ]
     assert steps_of(demand(Trace(made), 2).accesses) == steps_of(demand(Trace(made)).accesses)
     with pytest.raises(ArgumentError, match="chunk: expected at least 1"):

@@ -12,10 +12,10 @@ The rules, which the engine follows:
 - lfru, least frequently recently used: every expert has a count, which stays when it leaves its slot. A touch
   adds 1, up to 31. At the end of the wave in which touches since the last time reach 4 x all experts, all
   counts are halved (rounded down). The level of a count is its number of binary digits: 0, 1, 2-3, 4-7, 8-15,
-  16-31. The victim is, among the experts of the lowest level (resident, not in use), the one touched last:
-  layers come in turn, so that of experts used about equally often those of the layers just left are needed
-  last. Halving puts those of a level behind those of the level below, as if they had been touched later.
-  All of it is O(1).
+  16-31. The victim is, among the experts of the lowest level (resident, not in use), the one that comes first
+  going backwards from the last expert of the step's layer, and on from expert 0 to the very last one: of
+  experts used about equally often, those of the layers just left are needed last. With a bitmap of experts
+  for each level a touch sets a bit, a victim is a search for a bit, and halving moves each bitmap down.
 - belady: the victim is what is used again last. That takes the future; no policy has more hits.
 
 Owns: these rules. Refuses: where accesses come from and what the figures mean (replay.py).
@@ -42,25 +42,28 @@ _BLOCK = 1 << 16  # steps that are Python numbers at the same time
 @dataclass(frozen=True, slots=True)
 class Accesses:
     """What a trace asks of a cache. `starts` [n_steps + 1] into `experts`, numbered through and ascending in
-    each step."""
+    each step; `ends` [n_steps]: one more than the last expert of the step's layer."""
 
     n_experts: int  # of all layers together
     experts: npt.NDArray[np.int32]
     starts: Integers
+    ends: npt.NDArray[np.int32]
 
 
-def _waves(accesses: Accesses, slots: int, beside: Integers | None = None) -> Iterator[tuple[Any, Any]]:
-    """(experts, what lies beside them) of every wave."""
+def _waves(accesses: Accesses, slots: int, beside: Integers | None = None) -> Iterator[tuple[Any, Any, int]]:
+    """(experts, what lies beside them, end of the layer) of every wave."""
     starts = accesses.starts
     for first in range(0, len(starts) - 1, _BLOCK):
         cut = starts[first : first + _BLOCK + 1]
         experts = accesses.experts[cut[0] : cut[-1]].tolist()
         more = experts if beside is None else beside[cut[0] : cut[-1]].tolist()
         begin = 0
-        for end in (cut[1:] - cut[0]).tolist():
+        for end, layer in zip(
+            (cut[1:] - cut[0]).tolist(), accesses.ends[first : first + _BLOCK].tolist(), strict=True
+        ):
             for at in range(begin, end, slots):
                 stop = min(at + slots, end)
-                yield experts[at:stop], more[at:stop]
+                yield experts[at:stop], more[at:stop], layer
             begin = end
 
 
@@ -69,7 +72,7 @@ def lru(accesses: Accesses, slots: int) -> Integers:
     misses = [0] * accesses.n_experts
     resident: OrderedDict[int, None] = OrderedDict()  # and not in use, touched longest ago first
     free = slots
-    for wave, _ in _waves(accesses, slots):
+    for wave, _, _ in _waves(accesses, slots):
         missing = []
         for expert in wave:
             if expert in resident:
@@ -89,15 +92,15 @@ def lru(accesses: Accesses, slots: int) -> Integers:
 def lfru(accesses: Accesses, slots: int) -> Integers:
     """Misses of each expert."""
     n = accesses.n_experts
+    bits = [1 << expert for expert in range(n)]
     misses, counts, resident = [0] * n, [0] * n, bytearray(n)
-    # What is resident and not in use, by level, touched longest ago first.
-    levels: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(HIGHEST_COUNT.bit_length() + 1)]
+    levels = [0] * (HIGHEST_COUNT.bit_length() + 1)  # bitmaps of what is resident and not in use
     free, touches = slots, 0
-    for wave, _ in _waves(accesses, slots):
+    for wave, _, end in _waves(accesses, slots):
         missing = []
         for expert in wave:
             if resident[expert]:
-                del levels[counts[expert].bit_length()][expert]
+                levels[counts[expert].bit_length()] ^= bits[expert]
             else:
                 missing.append(expert)
         for expert in missing:
@@ -106,18 +109,21 @@ def lfru(accesses: Accesses, slots: int) -> Integers:
             if free:
                 free -= 1
                 continue
-            level = next(level for level in levels if level)
-            victim, _ = level.popitem()
+            level = next(level for level, bitmap in enumerate(levels) if bitmap)
+            victim = (levels[level] & ((1 << end) - 1) or levels[level]).bit_length() - 1
+            levels[level] ^= bits[victim]
             resident[victim] = 0
         for expert in wave:
-            counts[expert] = count = min(counts[expert] + 1, HIGHEST_COUNT)
-            levels[count.bit_length()][expert] = None
+            count = counts[expert]
+            if count < HIGHEST_COUNT:
+                count += 1
+                counts[expert] = count
+            levels[count.bit_length()] |= bits[expert]
         touches += len(wave)
         if touches >= HALVE_AFTER * n:
             touches = 0
             counts = [count >> 1 for count in counts]
-            levels[0].update(levels.pop(1))
-            levels.append(OrderedDict())
+            levels = [levels[0] | levels[1], *levels[2:], 0]
     return np.array(misses, np.int64)
 
 
@@ -127,7 +133,7 @@ def belady(accesses: Accesses, slots: int) -> Integers:
     misses, resident, following = [0] * n, bytearray(n), [0] * n
     candidates: list[int] = []  # -(next use x n + expert), a heap; stale where `following` has moved on
     free = slots
-    for wave, uses in _waves(accesses, slots, _next_uses(accesses)):
+    for wave, uses, _ in _waves(accesses, slots, _next_uses(accesses)):
         missing = []
         for expert, use in zip(wave, uses, strict=True):
             following[expert] = use

@@ -86,7 +86,7 @@ def demand(trace: Trace, chunk: int | None = None) -> Demand:
     counts = np.array(trace.header.n_experts, np.int64)
     ends = np.cumsum(counts)
     n = int(ends[-1])
-    pieces, lengths = [], []
+    pieces, lengths, layer_ends = [], [], []
     for chunks, experts in trace.blocks():
         steps, layers = _steps(trace, chunks, chunk)
         of_choice = trace.layers_of(chunks)
@@ -94,10 +94,12 @@ def demand(trace: Trace, chunk: int | None = None) -> Demand:
         numbers = np.unique(numbers)  # by step, then by expert
         pieces.append((numbers % n).astype(np.int32))
         lengths.append(np.bincount(numbers // n, minlength=len(layers)))
+        layer_ends.append(ends[layers].astype(np.int32))
     accesses = Accesses(
         n,
         np.concatenate(pieces),
         np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))]),
+        np.concatenate(layer_ends),
     )
     present = np.arange(trace.array("expert_bytes").shape[1]) < counts[:, None]
     return Demand(

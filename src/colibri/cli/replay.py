@@ -74,7 +74,7 @@ def _as_data(
         "model": trace.header.model,
         "chunk": chunk,
         "tokens": found.tokens,
-        "steps": len(found.accesses.starts) - 1,
+        "steps": len(found.accesses.ends),
         "experts": n,
         "expert_bytes": int(found.expert_bytes.sum()),
         "uses": int(found.uses.sum()),
@@ -87,7 +87,7 @@ def _head(trace: Trace, found: Demand) -> str:
     uses = int(found.uses.sum())
     return (
         f"{trace.path}: {trace.header.model.get('name', 'a model')}, {counted(found.tokens, 'token')} in "
-        f"{counted(len(found.accesses.starts) - 1, 'step')}; {experts} experts in {counted(layers, 'layer')}, "
+        f"{counted(len(found.accesses.ends), 'step')}; {experts} experts in {counted(layers, 'layer')}, "
         f"{bytes_text(int(found.expert_bytes.sum()))}; {uses / found.tokens:.1f} uses per token"
     )
 
