@@ -1,5 +1,5 @@
 /* arena.h: one reservation, handed out front to back. With no base it only counts, so that the plan of a layout and
- * the layout itself are the same code and cannot disagree. Every piece is 64-byte aligned.
+ * the layout itself are the same code and cannot disagree. Every piece is 64-byte aligned. Owns no memory; refuses to free.
  *
  *   base |piece|pad|piece|pad| ... | used   (sum of pieces, each rounded up to 64) */
 #pragma once
@@ -15,4 +15,14 @@ struct arena {
 };
 
 /* `count` elements of `size` bytes; NULL while counting. Contents are undefined if the memory is the caller's. */
-void *arena_take(struct arena *arena, uint64_t count, uint64_t size);
+static inline void *arena_take(struct arena *arena, uint64_t count, uint64_t size) {
+    uint64_t bytes, end;
+    if (__builtin_mul_overflow(count, size, &bytes) || bytes > UINT64_MAX - 63 ||
+        __builtin_add_overflow(arena->used, (bytes + 63) & ~(uint64_t)63, &end)) {
+        arena->overflow = true;
+        return NULL;
+    }
+    void *const piece = arena->base == NULL ? NULL : arena->base + arena->used;
+    arena->used = end;
+    return piece;
+}

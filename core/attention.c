@@ -1,9 +1,6 @@
 /* attention.c: projection, biases, q/k norm, clip, RoPE, cache, attention, output. Grouped-query attention: Ainslie et
  * al., arXiv:2305.13245. The arithmetic is in kernels/body.h. */
-#include "attention.h"
-
-#include "delta.h"
-#include "latent.h"
+#include "layer.h"
 #include "product.h"
 
 struct attention_work {

@@ -16,16 +16,12 @@ static uint64_t load_u64(const uint8_t *at) {
     return value;
 }
 
-/* CRC-32 (polynomial 0xEDB88320 reflected, as in zlib), four bits a step. */
+/* CRC-32 (polynomial 0xEDB88320 reflected, as in zlib). */
 static uint32_t crc32_update(uint32_t crc, const uint8_t *data, uint64_t bytes) {
-    static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
-                                       0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
-                                       0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
     crc = ~crc;
     for (uint64_t i = 0; i < bytes; i++) {
         crc ^= data[i];
-        crc = crc >> 4 ^ table[crc & 15];
-        crc = crc >> 4 ^ table[crc & 15];
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (0xedb88320u & -(crc & 1));
     }
     return ~crc;
 }

@@ -2,8 +2,7 @@
  * a matrix that decays and learns, row after row, to give a key's value. Heads without keys have no matrix: a convolution of
  * values alone, scaled before and behind. Rows go in order, so that no cutting of a prompt changes a bit; key heads, with the
  * value heads that read them, are shared out over the threads. */
-#include "delta.h"
-
+#include "layer.h"
 #include "product.h"
 
 #include <string.h>

@@ -2,8 +2,7 @@
  * all groups; then, for a few columns of the output at a time, down of all groups, added up in their order: by expert, the
  * shared one last, so that groups may come in portions. Tokens are read where they lie, never gathered, and what lies
  * between two matrices of a group stays in the worker's scratch. */
-#include "ffn.h"
-
+#include "layer.h"
 #include "product.h"
 
 #include <string.h>

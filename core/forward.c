@@ -2,11 +2,9 @@
  * feed-forward to the residual stream x; the last x, normalised, meets the output head. */
 #include "forward.h"
 
-#include "attention.h"
-#include "ffn.h"
+#include "layer.h"
 #include "product.h"
 #include "rope.h"
-#include "router.h"
 
 #include <string.h>
 

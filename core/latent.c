@@ -1,8 +1,7 @@
 /* latent.c: multi-head latent attention, arXiv:2405.04434. One latent per position stands for the keys and values of all
  * heads. It is never expanded: a query is taken into latent space by the matrix that would make its head's keys, and what
  * a head attended to comes back by the one that would make its values. The cache holds [rotated key | latent]. */
-#include "latent.h"
-
+#include "layer.h"
 #include "product.h"
 
 #include <string.h>

@@ -1,7 +1,6 @@
 /* router.c: gate logits in f32 from the hidden state before quantisation, scores made of them, the best k (of the best
  * groups), and the grouping of rows by expert. Owns the order of everything: ties to the lowest, rows in row order. */
-#include "router.h"
-
+#include "layer.h"
 #include "product.h"
 #include "topk.h"
 

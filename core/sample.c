@@ -49,17 +49,21 @@ static void penalise(float *weights, const float *logits, int32_t n, float penal
     }
 }
 
+/* Keeps the candidates that weigh at least `least`, in their order; returns how many. */
+static int32_t keep(const float *weights, int32_t *ids, int32_t n, double least) {
+    int32_t kept = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if ((double)weights[ids[i]] >= least) ids[kept++] = ids[i];
+    }
+    return kept;
+}
+
 /* Cuts the candidates, sorted or not, to the smallest set of best ones that holds top_p of the mass; returns how many
  * stay, sorted. weights are unnormalised, `sum` is theirs over all candidates. */
 static int32_t cut_top_p(const float *weights, int32_t *ids, int32_t n, bool sorted, double sum, double top_p) {
     if (!sorted) {
         /* Candidates below (1 - top_p) / n of the mass cannot be needed: all of them together hold less than the rest. */
-        const double least = sum * (1 - top_p) / n;
-        int32_t kept = 0;
-        for (int32_t i = 0; i < n; i++) {
-            if ((double)weights[ids[i]] >= least) ids[kept++] = ids[i];
-        }
-        n = kept;
+        n = keep(weights, ids, n, sum * (1 - top_p) / n);
         topk_sort(weights, ids, n);
     }
     double mass = 0;
@@ -111,13 +115,7 @@ int32_t sample_draw(const struct sampler *sampler, const struct kernels *kernels
     if (s->top_p > 0 && s->top_p < 1) {
         n = cut_top_p(weights, ids, n, sorted, sum_of(weights, ids, n), (double)s->top_p);
     }
-    if (s->min_p > 0) { /* the best weight is exp(0) = 1 */
-        int32_t kept = 0;
-        for (int32_t i = 0; i < n; i++) {
-            if (weights[ids[i]] >= s->min_p) ids[kept++] = ids[i];
-        }
-        n = kept;
-    }
+    if (s->min_p > 0) n = keep(weights, ids, n, (double)s->min_p); /* the best weight is exp(0) = 1 */
     double left = uniform(s->seed, position) * sum_of(weights, ids, n);
     for (int32_t i = 0; i < n; i++) {
         left -= (double)weights[ids[i]];

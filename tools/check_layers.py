@@ -23,6 +23,7 @@ CORE: Table = [
     ("forward",),
     ("attention", "router", "ffn"),
     ("latent", "delta"),
+    ("layer",),
     ("product",),
     ("chunk",),
     ("experts", "cache", "sample", "quantize"),
@@ -96,6 +97,10 @@ PYTHON: Table = [
 # Who alone may import a module, whatever the layers allow.
 ONLY: dict[str, tuple[str, ...]] = {"_ffi": ("_native",)}
 
+# Declares functions of other modules, each named after its own: a call of one is an edge to that module.
+SHARED_HEADERS = ("layer.h",)
+
+PROTOTYPE = re.compile(r"^\w[\w *]*?\b(([a-z]+)_\w+)\(", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 Edge = tuple[int, str, str]  # line, what is written there, target module
 
@@ -110,7 +115,9 @@ def place(module: str, table: Table) -> tuple[int, str] | None:
 
 
 def c_edges(path: Path, core: Path) -> Iterator[Edge]:
-    """Quoted includes of one C file, found beside the file, in core/ or in include/."""
+    """Quoted includes of a C file, found beside it, in core/ or in include/, and calls of SHARED_HEADERS."""
+    texts = [p.read_text(encoding="utf-8") for p in (core / name for name in SHARED_HEADERS) if p.exists()]
+    shared = dict(pair for text in texts for pair in PROTOTYPE.findall(text)) if path.suffix == ".c" else {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         match = INCLUDE.match(line)
         if match:
@@ -120,6 +127,9 @@ def c_edges(path: Path, core: Path) -> Iterator[Edge]:
             base = core if target.is_relative_to(core) else core.parent
             shown = target.relative_to(base) if target.is_relative_to(base) else Path(name)
             yield number, f'includes "{name}"', shown.with_suffix("").as_posix()
+        for name in re.findall(r"\b(\w+)\(", line):
+            if name in shared:
+                yield number, f"calls {name}", shared[name]
 
 
 def python_edges(path: Path, package: Path) -> Iterator[Edge]:

@@ -94,15 +94,6 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
     }
 }
 
-INLINE void attend_tile_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
-                               const float *old_scale, const float *new_scale) {
-    for (int32_t d = 0; d < a->value_dim; d += 16) {
-#define CALL(j, T) attend_values(a, values, s, n, old_scale, new_scale, d, j, T)
-        BY_FOURS(a->n, CALL);
-#undef CALL
-    }
-}
-
 /* Takes a block's maximum and sum into a query's (0: the first block); the factors are those of what was there and of the block. */
 INLINE void attend_join(float *max, float *sum, float block_max, float block_sum, float *old_scale, float *new_scale) {
     const float merged = *max > block_max ? *max : block_max;
@@ -133,9 +124,7 @@ INLINE const float *attend_enter(const struct attend *a, struct attend_state *s,
         most = n[j] > most ? n[j] : most;
     }
     for (int32_t first = least & ~15; first < most; first += 16) {
-#define CALL(j, T) attend_scores(a, keys, s, n, from, first, j, T)
-        BY_FOURS(a->n, CALL);
-#undef CALL
+        BY_FOURS(a->n, attend_scores, a, keys, s, n, from, first);
     }
     for (int j = 0; j < a->n; j++) {
         if (n[j] > 0) attend_weights(s->p[j], s->low[j], n[j], &max[j], &sum[j]);
@@ -161,7 +150,7 @@ static void kernel_attend(const struct attend *a, int32_t block) {
         for (int j = 0; j < a->n; j++) {
             if (n[j] > 0) attend_join(&s.max[j], &s.sum[j], max[j], sum[j], &old_scale[j], &new_scale[j]);
         }
-        attend_tile_values(a, values, &s, n, old_scale, new_scale);
+        for (int32_t d = 0; d < a->value_dim; d += 16) BY_FOURS(a->n, attend_values, a, values, &s, n, old_scale, new_scale, d);
     }
     for (int j = 0; j < a->n; j++) {
         const float *const out = s.out + (size_t)j * floats;

@@ -87,14 +87,14 @@ INLINE float kernel_dot(const float *a, const float *b, int32_t n) {
     return fold_add(low, high);
 }
 
-/* call(j, T) for j of n, T at a time: fours, then what is left. */
-#define BY_FOURS(n, call)                                                        \
+/* f(..., j, T) for j of n, T at a time: fours, then what is left. */
+#define BY_FOURS(n, f, ...)                                                      \
     do {                                                                         \
         int j_ = 0;                                                              \
-        for (; (n) - j_ >= 4; j_ += 4) call(j_, 4);                              \
-        if ((n) - j_ == 3) call(j_, 3);                                          \
-        else if ((n) - j_ == 2) call(j_, 2);                                     \
-        else if ((n) - j_ == 1) call(j_, 1);                                     \
+        for (; (n) - j_ >= 4; j_ += 4) f(__VA_ARGS__, j_, 4);                    \
+        if ((n) - j_ == 3) f(__VA_ARGS__, j_, 3);                                \
+        else if ((n) - j_ == 2) f(__VA_ARGS__, j_, 2);                           \
+        else if ((n) - j_ == 1) f(__VA_ARGS__, j_, 1);                           \
     } while (0)
 
 #include "elementwise.h"
@@ -102,29 +102,12 @@ INLINE float kernel_dot(const float *a, const float *b, int32_t n) {
 #include "attend.h"
 #include "delta_rule.h"
 
+#define ENTRY(name) .name = kernel_##name
+#define PRODUCT(TYPE, type) [TYPE_##TYPE] = matmul_##type
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
-    .matmul = {[TYPE_F32] = matmul_f32, [TYPE_BF16] = matmul_bf16, [TYPE_Q8] = matmul_q8, [TYPE_Q4] = matmul_q4,
-               [TYPE_Q6] = matmul_q6, [TYPE_MXFP4] = matmul_mxfp4},
-    .quantize = kernel_quantize,
-    .rms_norm = kernel_rms_norm,
-    .centre = kernel_centre,
-    .soft_cap = kernel_soft_cap,
-    .silu_mul = kernel_silu_mul,
-    .sigmoid_mul = kernel_sigmoid_mul,
-    .convolve = kernel_convolve,
-    .delta = kernel_delta,
-    .relu = kernel_relu,
-    .argmax = kernel_argmax,
-    .softmax = kernel_softmax,
-    .rotate = kernel_rotate,
-    .add = kernel_add,
-    .add_scaled = kernel_add_scaled,
-    .clamp = kernel_clamp,
-    .dot = kernel_dot,
-    .exp = kernel_exp,
-    .attend = kernel_attend,
-    .attend_merge = kernel_attend_merge,
-    .read_row = kernel_read_row,
-    .all_finite = kernel_all_finite,
+    .matmul = {PRODUCT(F32, f32), PRODUCT(BF16, bf16), PRODUCT(Q8, q8), PRODUCT(Q4, q4), PRODUCT(Q6, q6), PRODUCT(MXFP4, mxfp4)},
+    ENTRY(quantize), ENTRY(rms_norm), ENTRY(centre), ENTRY(soft_cap), ENTRY(silu_mul), ENTRY(sigmoid_mul), ENTRY(relu),
+    ENTRY(convolve), ENTRY(delta), ENTRY(argmax), ENTRY(softmax), ENTRY(rotate), ENTRY(add), ENTRY(add_scaled), ENTRY(clamp),
+    ENTRY(dot), ENTRY(exp), ENTRY(attend), ENTRY(attend_merge), ENTRY(read_row), ENTRY(all_finite),
 };

@@ -52,7 +52,5 @@ INLINE void delta_lanes(const struct delta *d, int32_t first, const int T) {
 }
 
 static void kernel_delta(const struct delta *d) {
-#define CALL(j, T) delta_lanes(d, j, T)
-    BY_FOURS((d->value_dim + 15) / 16, CALL);
-#undef CALL
+    BY_FOURS((d->value_dim + 15) / 16, delta_lanes, d);
 }
