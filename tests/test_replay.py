@@ -181,6 +181,20 @@ def test_a_long_run_keeps_to_the_rules() -> None:
             assert int(found.sum()) == sum(reference(policy, steps, slots, 10))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_counts_end_at_31(seed: int) -> None:
+    """Two experts that are used most of the time, others now and then: past 31 nothing tells them apart."""
+    rng = np.random.default_rng(seed)
+    steps: Steps = []
+    for _ in range(600):
+        hot = rng.random() < 0.9
+        expert = int(rng.choice([3, 17], p=[0.65, 0.35])) if hot else int(rng.integers(30))
+        steps.append((expert // 10 * 10 + 10, [expert]))
+    for slots in (2, 3, 4):
+        found = POLICIES["lfru"](accesses_of(steps, 30), slots)
+        assert found.tolist() == reference("lfru", steps, slots, 30)
+
+
 def test_a_scan_defeats_lru_alone() -> None:
     """Layers whose experts are all used, token after token: lru forgets each one just before its use."""
     steps: Steps = [(4 * layer + 4, list(range(4 * layer, 4 * layer + 4))) for layer in range(10)] * 50

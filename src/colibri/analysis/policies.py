@@ -131,7 +131,7 @@ def belady(accesses: Accesses, slots: int) -> Integers:
     """Misses of each expert."""
     n = accesses.n_experts
     misses, resident, following = [0] * n, bytearray(n), [0] * n
-    candidates: list[int] = []  # -(next use x n + expert), a heap; stale where `following` has moved on
+    candidates: list[int] = []  # a heap of -(next use x n + expert)
     free = slots
     for wave, uses, _ in _waves(accesses, slots, _next_uses(accesses)):
         missing = []
@@ -145,10 +145,8 @@ def belady(accesses: Accesses, slots: int) -> Integers:
             if free:
                 free -= 1
                 continue
-            while True:
-                use, victim = divmod(-heapq.heappop(candidates), n)
-                if resident[victim] and following[victim] == use:
-                    break
+            # What was used since it was pushed has a use in the past: below every candidate.
+            victim = -heapq.heappop(candidates) % n
             resident[victim] = 0
         if len(candidates) > 8 * n:
             here = set(wave)
