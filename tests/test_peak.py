@@ -54,7 +54,7 @@ def measured(path: Path, n_prompt: int, n_decode: int, **options: Any) -> tuple[
     ],
 )
 def test_the_demo_stays_within_its_plan(options: dict[str, Any]) -> None:
-    measured(cache.resolve("demo"), 900, 100, **options)
+    measured(cache.resolve("demo"), 900, 100, context=1000, **options)
 
 
 @pytest.mark.parametrize("residency", ["mapped", "resident"])
@@ -63,17 +63,33 @@ def test_a_larger_model_stays_within_its_plan(larger: Path, residency: str) -> N
     assert plan["total_bytes"] > larger.stat().st_size
 
 
-@pytest.mark.parametrize("slots", [1, 24, 96])
-def test_streamed_experts_stay_within_their_plan(larger: Path, slots: int) -> None:
-    """Every expert is used, in waves: with one slot that is a fifth of the file."""
-    plan, residency, peak = measured(larger, 300, 100, expert_slots=slots, context=1000)
-    assert residency == "streamed"
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(
+            {"residency": "mapped"},
+            marks=pytest.mark.xfail(
+                reason="pages of libraries are taken for pages of the mapped file, so process is told too small"
+            ),
+        ),
+        {"residency": "resident"},
+        {"expert_slots": 1},
+        {"expert_slots": 24},
+        {"expert_slots": 96},
+    ],
+)
+def test_no_untouched_byte_hides_another(larger: Path, options: dict[str, Any]) -> None:
+    """Every planned byte is used: all positions, the whole chunk, every expert (in waves, where slots are
+    few)."""
+    plan, residency, peak = measured(larger, 300, 20, context=320, **options)
+    slots = options.get("expert_slots", 192)
+    assert residency == options.get("residency", "streamed")
     if slots < 96:
-        assert peak < larger.stat().st_size and plan["total_bytes"] < 0.9 * larger.stat().st_size
+        assert peak < 0.6 * larger.stat().st_size and plan["total_bytes"] < 0.6 * larger.stat().st_size
 
 
 def test_a_limit_bounds_the_peak(larger: Path) -> None:
     limit = 110 << 20
-    plan, residency, peak = measured(larger, 300, 50, memory=limit, context=1000)
+    plan, residency, peak = measured(larger, 300, 50, memory=limit, context=350)
     assert residency == "streamed" and 24 <= plan["expert_slots"] < 192
     assert peak <= limit * 1.03 + 16e6 and plan["total_bytes"] <= limit + (1 << 20)
