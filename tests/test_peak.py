@@ -69,7 +69,7 @@ def test_a_larger_model_stays_within_its_plan(larger: Path, residency: str) -> N
         pytest.param(
             {"residency": "mapped"},
             marks=pytest.mark.xfail(
-                reason="pages of libraries are taken for pages of the mapped file, so process is told too small"
+                reason="pages of libraries count as pages of the mapped file: process is told too small"
             ),
         ),
         {"residency": "resident"},
