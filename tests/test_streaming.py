@@ -34,8 +34,9 @@ IDS = list(range(5, 45))
 
 
 def _streamable() -> list[tuple[str, str]]:
-    """Each model of test_bits with experts once, types in turn."""
+    """Each model of test_bits with experts once, and one of each family that it leaves out; types in turn."""
     names = [name for name, type in CASES if type == "f32"]
+    names += ["deepseek_v2", "dots1_odd", "ernie4_5_moe_placed", "minimax_m2_odd"]
     found = [(name, TYPES[at % len(TYPES)]) for at, name in enumerate(names)]
     without = {"llama_llama3", "qwen3_tied", "gemma3_text_odd"}
     return [case for case in found if case[0] not in without] + [("gpt_oss_mxfp4", "q8")]
