@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 import checkpoints
 import colibri
+from colibri.analysis import synthetic
+from colibri.analysis.shapes import SHAPES
 from colibri.convert import convert
+from colibri.entries import weight_types
 
 END_IDS = [2, 4]  # </s> and <|im_end|>
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that: tests of Ctrl-C need it back.
@@ -31,6 +35,17 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """160 MB in 6 layers of 32 experts, random weights: what no slack of a process hides."""
+    shape = replace(
+        SHAPES["mixtral-tiny"], n_layers=6, n_embd=512, n_experts=32, n_experts_used=4, n_ff_expert=512
+    )
+    path = tmp_path_factory.mktemp("larger") / "larger.colibri"
+    synthetic.write("larger", path, weight_types("q8"), shape=shape)
+    return path
 
 
 @pytest.fixture(scope="session")

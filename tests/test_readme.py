@@ -21,7 +21,8 @@ from test_tools import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 CORES = "threads 2"  # of the machine that the README quotes
-_PARTS = re.compile(r"(\s*\.\.\.|[\d.,]+ tok/s|[\d.,]+ MiB resident)")
+_UNITS = ("tok/s", "MiB resident,", "MiB planned", "MiB, expert cache")  # of figures that differ
+_PARTS = re.compile(rf"(\s*\.\.\.|[\d.,]+ (?:{'|'.join(_UNITS)}))")
 
 
 def quoted() -> list[str]:
@@ -37,7 +38,7 @@ def pattern(line: str) -> str:
     def of(part: str) -> str:
         if part.strip() == "...":
             return ".*"
-        unit = next((unit for unit in ("tok/s", "MiB resident") if part.endswith(unit)), None)
+        unit = next((unit for unit in _UNITS if part.endswith(unit)), None)
         return rf"[\d.,]+ {unit}" if unit and _PARTS.fullmatch(part) else re.escape(part)
 
     return "".join(map(of, _PARTS.split(line)))

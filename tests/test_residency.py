@@ -1,12 +1,17 @@
-"""Where weights are: mapped, read ahead, resident. The plan says it, bits stay, nothing outlives close.
+"""Where weights are: mapped, read ahead, resident, streamed; which of these is chosen. The plan says it, bits
+stay, nothing outlives close.
 
-Owns: load(residency=, prefetch=, pin=) and colibri_fetch through it. Refuses: speed (benchmarks/)."""
+Owns: load(residency=, memory=, expert_slots=, prefetch=, pin=) and colibri_fetch through it. Refuses: the
+bits and costs of streamed experts (test_streaming.py), the peak of memory (test_peak.py), speed
+(benchmarks/)."""
 
 from __future__ import annotations
 
 import gc
 import queue
+import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +21,7 @@ import colibri
 from colibri import _native, cache, residency
 from colibri.arguments import RESIDENCIES, physical_cores
 from colibri.errors import ArgumentError, CancelledError, MemoryPlanError
+from colibri.format import read_container
 
 IDS = list(range(5, 45))
 
@@ -36,11 +42,90 @@ def test_bits_do_not_depend_on_where_weights_are() -> None:
 def test_the_plan_tells_what_is_resident() -> None:
     with colibri.load("demo") as model:
         size = model.path.stat().st_size
-        assert (model.memory.weights_mapped, model.memory.weights_resident) == (size, 0)
-        total = model.memory.total_bytes
+        assert (model.residency, model.memory.weights_mapped, model.memory.weights_resident) == (
+            "mapped",
+            size,
+            0,
+        )
+        total = model.memory.total_bytes - model.memory.process
     with colibri.load("demo", residency="resident") as model:
-        assert (model.memory.weights_mapped, model.memory.weights_resident) == (0, size)
-        assert model.memory.total_bytes == total
+        assert (model.residency, model.memory.weights_mapped, model.memory.weights_resident) == (
+            "resident",
+            0,
+            size,
+        )
+        assert model.memory.total_bytes - model.memory.process == total
+    with colibri.load("demo", residency="streamed") as model:
+        entries = read_container(model.path).entries
+        dense = sum(entry.bytes for entry in entries if entry.kind not in ("expert", "blob"))
+        memory, experts = model.memory, [entry.bytes for entry in entries if entry.kind == "expert"]
+        assert (model.residency, memory.weights_mapped, memory.expert_slots) == ("streamed", 0, len(experts))
+        assert dense <= memory.weights_resident < size - sum(experts) + 2 * 4096
+        assert sum(experts) <= len(experts) * memory.slot_bytes <= memory.expert_cache
+
+
+def test_without_a_limit_the_machines_memory_decides(
+    larger: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of what is left, nine tenths: all of the file, or some experts in slots; where not even one fits, the
+    system is left to read pages."""
+    size, found = larger.stat().st_size, set()
+    for room, kind, slots in (
+        (size + (90 << 20), "mapped", range(1)),
+        (size // 2, "streamed", range(24, 160)),
+        (1 << 20, "mapped", range(1)),
+    ):
+        monkeypatch.setattr(residency, "available_bytes", lambda room=room: int(room / 0.9))
+        with colibri.load(larger, prefetch=False, context=100) as model:
+            assert (model.residency, model.memory.expert_slots in slots) == (kind, True), model.memory
+            held = model.memory.total_bytes - model.memory.process
+            assert kind == "mapped" or held <= room + (1 << 20)
+            found.add(model.logits(IDS).tobytes())
+    assert len(found) == 1 and "system reads pages as they are needed" in caplog.text
+
+
+def test_a_limit_is_kept_and_below_the_least_the_number_is_named() -> None:
+    """The number is enough; while it is asked for again the process may have grown a little."""
+    needed = 1 << 20
+    for _ in range(5):
+        try:
+            model = colibri.load("demo", memory=needed, residency="streamed")
+            break
+        except MemoryPlanError as error:
+            found = re.match(r"memory: (\d+) bytes, needed are at least (\d+); raise it", str(error))
+            assert found is not None and int(found[1]) == needed, error
+            needed = int(found[2])
+    with model:
+        assert (model.residency, model.memory.expert_slots) == ("streamed", 1)
+        assert model.memory.total_bytes < needed + (1 << 20)
+        assert model.logits(IDS).tobytes() == logits(prefetch=False)
+    for options in ({"residency": "mapped"}, {"residency": "resident"}, {"expert_slots": 40}, {}):
+        with pytest.raises(MemoryPlanError, match=r"needs|needed are at least"):
+            colibri.load("demo", memory="5MB", **options)
+
+
+def test_a_limit_leaves_the_choice_of_slots() -> None:
+    one = colibri.plan("demo", expert_slots=1, measure=False)
+    limit = one.planned_bytes + (1 << 20) + 12 * one.slot_bytes
+    with colibri.load("demo", memory=limit, residency="streamed") as model:
+        assert 10 <= model.memory.expert_slots < 40 and model.memory.total_bytes <= limit + (1 << 19)
+    with colibri.load("demo", memory="4GiB", residency="streamed") as model:
+        assert model.memory.expert_slots == 40
+    with colibri.load("demo", memory="4GiB") as model:
+        assert (model.residency, model.memory.expert_slots) == ("mapped", 0)
+
+
+def test_a_dense_model_is_never_streamed(make_model: Callable[..., Path]) -> None:
+    path = make_model("llama")
+    with colibri.load(path) as model:
+        assert model.residency == "mapped" and model.stats.uses == 0
+    for options in ({"residency": "streamed"}, {"expert_slots": 1}):
+        with pytest.raises(ArgumentError, match="no routed experts"):
+            colibri.load(path, **options)
+    with pytest.raises(ArgumentError, match="lanes=2 has no effect"):
+        colibri.load(path, lanes=2)
+    with pytest.raises(MemoryPlanError, match="needed are at least"):
+        colibri.load(path, memory="1MiB")
 
 
 def private_kib(name: str) -> int:
@@ -174,8 +259,24 @@ def test_while_evaluating_the_copy_takes_the_place_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"residency": "streamed"}, "expected one of mapped, resident"),
-        ({"residency": ["mapped"]}, "residency: expected one of mapped, resident"),
+        (
+            {"residency": "cloud"},
+            "residency: expected one of auto, mapped, resident, streamed, found 'cloud'",
+        ),
+        ({"residency": ["mapped"]}, "residency: expected one of auto, mapped, resident, streamed"),
+        ({"expert_slots": 0}, "expert_slots: expected an integer from 1"),
+        ({"expert_slots": 41}, "expert_slots: expected 1 to 40, the experts of all layers, found 41"),
+        ({"expert_policy": "fifo"}, "expert_policy: expected one of lfru, lru, found 'fifo'"),
+        ({"lanes": 17}, "lanes: expected an integer from 1 to 16, found 17"),
+        ({"lanes": True}, "lanes: expected an integer"),
+        ({"memory": "much"}, "memory: expected a size such as 20GiB"),
+        ({"memory": 0}, "memory: expected an integer from 1"),
+        ({"residency": "mapped", "expert_slots": 3}, "expert_slots=3 has no effect"),
+        ({"residency": "resident", "expert_policy": "lru"}, "expert_policy='lru' has no effect"),
+        ({"residency": "mapped", "lanes": 2}, "lanes=2 has no effect"),
+        ({"lanes": 2}, "lanes=2 has no effect: no expert is streamed"),
+        ({"expert_policy": "lru"}, "expert_policy='lru' has no effect: no expert is streamed"),
+        ({"residency": "streamed", "prefetch": False}, "no effect"),
         ({"residency": "resident", "prefetch": False}, "no effect"),
         ({"prefetch": False, "progress": print}, "progress has no effect with prefetch=False"),
         ({"progress": 3}, "progress: expected a function"),

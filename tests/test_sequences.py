@@ -89,9 +89,10 @@ def test_routing_has_every_id_of_every_mixture_layer(make_model: Callable[..., P
 
 def test_the_ledger_adds_up(model: Model, model_path: Path) -> None:
     memory = model.memory
-    parts = memory.kv_cache + memory.activations + memory.sampling + memory.threads + memory.control
+    parts = memory.expert_cache + memory.kv_cache + memory.activations + memory.sampling
+    parts += memory.threads + memory.control
     assert memory.context_bytes == parts and memory.weights_mapped == model_path.stat().st_size
-    assert memory.total_bytes == memory.weights_mapped + memory.model + parts
+    assert memory.total_bytes == memory.process + memory.weights_mapped + memory.model + parts
 
 
 # --- cancelling and life

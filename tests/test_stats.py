@@ -44,6 +44,25 @@ def test_statistics_are_written_as_json(
     assert json.loads(file.read_text())["stats"]["layers"]["hits"] == [0, 0]
 
 
+def test_the_command_keeps_to_a_limit(call: Callable[..., Result], model_path: Path) -> None:
+    expected = text_of(model_path, max_tokens=6) + "\n"
+    streamed = call(
+        "run", model_path, PROMPT, "--max-tokens", 6, "--memory", "4GiB", "--residency", "streamed"
+    )
+    assert streamed == (0, expected, "")
+    found = call("run", model_path, PROMPT, "--memory", "1MiB")
+    assert (found.status, found.out) == (1, "")
+    assert "--memory: 1048576 bytes, needed are at least" in found.err and found.err.count("\n") == 1
+    for arguments, words in (
+        (("--memory", "x"), "--memory: expected a size"),
+        (("--expert-slots", 9), "--expert-slots: expected 1 to 8"),
+        (("--residency", "resident", "--lanes", 2), "--lanes 2 has no effect with --residency resident"),
+        (("--expert-policy", "lru"), "--expert-policy lru has no effect"),
+    ):
+        found = call("run", model_path, PROMPT, *arguments)
+        assert (found.status, found.out) == (2, "") and words in found.err, found.err
+
+
 def test_statistics_that_cannot_be_written_are_told_first(
     call: Callable[..., Result], model_path: Path, tmp_path: Path
 ) -> None:

@@ -105,8 +105,8 @@ def decide(
         for name in ("expert_policy", "lanes"):
             if (value := getattr(chosen, name)) is not None:
                 raise ArgumentError(
-                    f"{name}={value!r} has no effect: the model fits in memory, so no expert is streamed; "
-                    "leave it out, or give residency='streamed'"
+                    f"{name}={value!r} has no effect: no expert is streamed, since the model fits in memory, "
+                    "has no experts, or not even one has room; leave it out, or give residency='streamed'"
                 )
     return "streamed" if slots else "mapped", replace(params, expert_slots=slots, memory_limit=0)
 
