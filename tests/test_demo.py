@@ -11,7 +11,7 @@ import pytest
 
 import colibri
 
-DIGEST = "58f3eed46a93acaa0ef9ed1b020274bfe443a7641c0393164230d258677e74d3"
+DIGEST = "5fb43c70550321eff183b9045e2ad06c944bf45f9d31f8ffd41c676b2ea942a3"
 STORY = (
     ", there was a tiny girl named Tina. Tina lived in a house with a red door. Tina had a new hat. It w"
     "as green and very shiny. Everyone wanted to see it. Tina"
