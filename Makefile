@@ -108,7 +108,7 @@ $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
 build/libcolibri.so build/libcolibri.a build/colibri_test build/stream_test build/kernel_test: build/%: build/release/%
 	@ln -sf release/$* $@
 
-.PHONY: lib debug colibri_test kernel_test kernel_test_simde kernel_test_neon example asan ubsan tsan
+.PHONY: lib debug colibri_test stream_test kernel_test kernel_test_simde kernel_test_neon example asan ubsan tsan
 lib: build/libcolibri.so build/libcolibri.a ## build/libcolibri.so and .a
 	@ln -sf release/$(SONAME) build/$(SONAME)
 
@@ -134,9 +134,13 @@ example: lib ## compile examples/c/minimal.c in one line and run it on MODEL and
 	$(CC) examples/c/minimal.c -Iinclude -Lbuild -lcolibri -Wl,-rpath,'$(CURDIR)/build' -o build/minimal
 	build/minimal $(MODEL) $(IDS)
 
-asan ubsan tsan: %: build/%/kernel_test build/%/colibri_test
+stream_test: build/stream_test ## build/stream_test, and run it: streamed experts, with reads that fail
+	build/stream_test $(MODEL) build/stream_test.colibri
+
+asan ubsan tsan: %: build/%/kernel_test build/%/colibri_test build/%/stream_test
 	build/$@/kernel_test
 	build/$@/colibri_test $(MODEL)
+	build/$@/stream_test $(MODEL) build/$@/stream_test.colibri
 asan: ## run the C tests under AddressSanitizer
 ubsan: ## run the C tests under UndefinedBehaviorSanitizer
 tsan: ## run the C tests under ThreadSanitizer

@@ -224,7 +224,7 @@ static void check_faults(const struct reference *mapped) {
         colibri_free(context);
         if (reads < at) break;
     }
-    check(wrong == 0 && tried > 10, "faults: %ld of %ld single failed reads went wrong", wrong, tried);
+    check(wrong == 0 && tried > 4, "faults: %ld of %ld single failed reads went wrong", wrong, tried);
     free(logits);
 }
 
