@@ -58,8 +58,9 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     const uint64_t shared = weights_copied_bytes(model, p->expert_slots > 0), private = atomic_load(&model->private_bytes);
     plan->weights_resident = private;
     plan->weights_mapped = shared > private ? shared - private : 0;
-    /* Pages of files may be those of the weights: then they are counted already. */
-    const uint64_t files = os_resident_bytes(true), of_weights = files < plan->weights_mapped ? files : plan->weights_mapped;
+    /* Pages of files that have come since may be those of the weights: then they are counted already. */
+    const uint64_t files = os_resident_bytes(true), since = files > model->files_before ? files - model->files_before : 0;
+    const uint64_t of_weights = since < plan->weights_mapped ? since : plan->weights_mapped;
     const uint64_t held = os_resident_bytes(false), counted = private + model->info.model_bytes + (p->expert_slots > 0 ? 0 : of_weights);
     plan->process = held > counted ? held - counted : 0;
     plan->model = model->info.model_bytes;

@@ -332,6 +332,7 @@ int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error
     model->container = container;
     model->config = config;
     model->kernels = kernels;
+    model->files_before = os_resident_bytes(true);
     fill_info(model, arena.used);
     status = bind_model(model, error);
     if (status != COLIBRI_OK) colibri_close(model);

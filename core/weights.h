@@ -74,6 +74,7 @@ struct colibri_model {
     bool down_reads_f32;                        /* some down is neither q8 nor q4 */
     struct ffn_weights *experts;                /* [n_experts] of all layers */
     int32_t n_experts;
+    uint64_t files_before;                      /* resident bytes of files when it was opened: later ones may be its own */
 };
 
 /* Bytes that a copy takes: of the whole file, or without the routed experts. */

@@ -66,12 +66,7 @@ def test_a_larger_model_stays_within_its_plan(larger: Path, residency: str) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(
-            {"residency": "mapped"},
-            marks=pytest.mark.xfail(
-                reason="pages of libraries count as pages of the mapped file: process is told too small"
-            ),
-        ),
+        {"residency": "mapped"},
         {"residency": "resident"},
         {"expert_slots": 1},
         {"expert_slots": 24},
