@@ -7,10 +7,9 @@
 
 #include <string.h>
 
-enum { READ_STEP = 1024 * 1024, LANES_MAX = 16 };
-
+/* How many reads an expert takes. */
 static int32_t pieces(const struct experts *e) {
-    return (int32_t)((e->slot_bytes + READ_STEP - 1) / READ_STEP);
+    return (int32_t)((e->slot_bytes + e->read_bytes - 1) / e->read_bytes);
 }
 
 void experts_layout(struct experts *e, struct arena *arena, const colibri_model *model, const colibri_params *p, void **stacks) {
@@ -25,6 +24,7 @@ void experts_layout(struct experts *e, struct arena *arena, const colibri_model 
         const uint64_t bytes = (ffn_bytes(&model->experts[i]) + OS_PAGE - 1) & ~(uint64_t)(OS_PAGE - 1);
         if (bytes > e->slot_bytes) e->slot_bytes = bytes;
     }
+    for (e->read_bytes = 1024 * 1024; e->slot_bytes / e->read_bytes >= 1024;) e->read_bytes *= 2;
     e->n_words = model->n_experts / 64 + 1;
     e->places = arena_take(arena, slots > 0 ? slots + 1 : 0, sizeof *e->places);
     e->levels = arena_take(arena, slots > 0 ? EXPERT_LEVELS : 0, (uint64_t)e->n_words * sizeof *e->levels);
@@ -122,10 +122,10 @@ static void read_item(void *argument, int32_t item, UNUSED int32_t worker) {
     const int32_t at = e->missing[item / pieces(e)];
     const struct os_file *const file = &e->model->container.file;
     const struct ffn_weights *const from = &e->model->experts[e->places[at].expert];
-    const uint64_t start = (uint64_t)(item % pieces(e)) * READ_STEP, bytes = ffn_bytes(from);
+    const uint64_t start = (uint64_t)(item % pieces(e)) * e->read_bytes, bytes = ffn_bytes(from);
     if (start >= bytes) return;
     const int32_t fault = os_read(file, (uint64_t)(from->gate.data - file->data) + start, e->memory + (uint64_t)at * e->slot_bytes + start,
-                                  bytes - start < READ_STEP ? bytes - start : READ_STEP);
+                                  bytes - start < e->read_bytes ? bytes - start : e->read_bytes);
     if (fault != 0) atomic_store(&e->fault, fault);
 }
 

@@ -28,6 +28,7 @@ struct experts {
     const colibri_model *model;
     int32_t n_slots;            /* 0: experts are read where the file is mapped */
     uint64_t slot_bytes;        /* of the largest expert, whole pages */
+    uint64_t read_bytes;        /* that one read takes at most */
     uint8_t *memory;            /* [n_slots][slot_bytes] */
     struct place *places;       /* [n_slots + 1] */
     int32_t *slot_of;           /* [experts of all layers] -1: in none */
@@ -44,7 +45,7 @@ struct experts {
     colibri_traffic *traffic;   /* [n_layers] the caller's; NULL: nobody counts */
 };
 
-/* Sizes and tables; the memory of the slots is taken where `last` says so: behind everything else. */
+/* Sizes and tables; then the memory of the slots, behind everything else, since much of it may stay untouched. */
 void experts_layout(struct experts *experts, struct arena *arena, const colibri_model *model, const colibri_params *params, void **stacks);
 void experts_memory(struct experts *experts, struct arena *arena);
 void experts_reset(struct experts *experts);

@@ -53,7 +53,7 @@ static void *worker(void *argument) {
 }
 
 static void wake_parked(struct threads *threads) {
-    if (atomic_load(&threads->parked) == 0) return;
+    if (atomic_load(&threads->parked) == 0 || threads->process != os_process_id()) return;
     pthread_mutex_lock(&threads->mutex);
     pthread_cond_broadcast(&threads->wake);
     pthread_mutex_unlock(&threads->mutex);
@@ -99,11 +99,11 @@ int32_t threads_start(struct threads *threads, int32_t n, bool pin, bool busy, v
 void threads_stop(struct threads *threads) {
     /* Not started; or forked: nobody to join, and the lock may be held for ever. */
     if (threads->process != os_process_id()) return;
-    threads->process = 0;
     atomic_store(&threads->stop, true);
     wake_parked(threads);
     for (int32_t i = 0; i < threads->started; i++) os_thread_join(threads->workers[i]);
     threads->started = 0;
+    threads->process = 0;
     pthread_cond_destroy(&threads->wake);
     pthread_mutex_destroy(&threads->mutex);
 }

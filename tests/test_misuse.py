@@ -56,10 +56,11 @@ def test_the_library_refuses_it_too(model: Model) -> None:
     assert len(found) == model.config["n_layers"]
 
 
-def test_a_forked_child_ends_and_closes(model: Model) -> None:
+@pytest.mark.parametrize("options", ["", ", expert_slots=5"])
+def test_a_forked_child_ends_and_closes(model: Model, options: str) -> None:
     program = (
         "import colibri, os, sys\n"
-        "model = colibri.load('demo', threads=2, context=128)\n"
+        f"model = colibri.load('demo', threads=2, context=128{options})\n"
         "text = model.generate('Once', max_tokens=4, temperature=0).text\n"
         "for close in (False, True):\n"
         "    child = os.fork()\n"

@@ -7,8 +7,11 @@ is chosen (test_residency.py), speed (benchmarks/).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,3 +204,19 @@ def test_a_file_that_is_replaced_is_still_the_old_one(copy: Path, tmp_path: Path
         (tmp_path / "other").write_bytes(b"nothing")
         os.replace(tmp_path / "other", copy)
         assert model.logits(IDS).tobytes() == before
+
+
+def test_two_processes_stream_one_file(copy: Path) -> None:
+    """At the same time, each into its own slots."""
+    code = (
+        "import colibri, hashlib, sys\n"
+        "with colibri.load(sys.argv[1], expert_slots=6, threads=1, context=128) as model:\n"
+        f"    rows = [model.logits({IDS}).tobytes() for _ in range(5)]\n"
+        "print(hashlib.sha256(b''.join(rows)).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, str(copy)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    found = {process.communicate()[0].strip() for process in running}
+    with colibri.load("demo") as model:
+        expected = hashlib.sha256(5 * model.logits(IDS).tobytes()).hexdigest()
+    assert found == {expected}
