@@ -106,20 +106,18 @@ INLINE void add_floats(const uint8_t *w, size_t bytes, const uint8_t *const *x, 
     UNROLL for (int i = 0; i < P * T; i++) sum[i] = acc[i];
 }
 
-INLINE void row_floats(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool bf16) {
+INLINE void row_floats(const struct matmul *m, int32_t panel, int32_t t, const int P, const int type) {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols);
     const uint8_t *const x = x_row(m, t);
     vf sum[4];
     UNROLL for (int p = 0; p < P; p++) sum[p] = vf_set1(0);
-    add_floats(m->w->data + (size_t)panel * bytes, bytes, &x, cols, sum, P, 1, bf16);
+    add_floats(m->w->data + (size_t)panel * bytes, bytes, &x, cols, sum, P, 1, type == TYPE_BF16);
     UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, sum[p]);
 }
 
-#define row_f32(...) row_floats(__VA_ARGS__, false)
-#define row_bf16(...) row_floats(__VA_ARGS__, true)
-
 /* mxfp4: quads come in pairs from halves of 64 bytes. */
-INLINE void row_bytes_q8(const struct matmul *m, int32_t panel, int32_t t, const int P, const bool mxfp4) {
+INLINE void row_bytes(const struct matmul *m, int32_t panel, int32_t t, const int P, const int type) {
+    const bool mxfp4 = type == TYPE_MXFP4;
     const int quads = mxfp4 ? Q8_GROUP / 8 : Q8_GROUP / 4;
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols), groups = q8_groups(cols);
     const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
@@ -149,9 +147,6 @@ INLINE void row_bytes_q8(const struct matmul *m, int32_t panel, int32_t t, const
     }
     UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
-
-#define row_q8(m, panel, t, P) row_bytes_q8(m, panel, t, P, false)
-#define row_mxfp4(m, panel, t, P) row_bytes_q8(m, panel, t, P, true)
 
 INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P) {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
@@ -215,30 +210,31 @@ INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P
     UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
+INLINE void row_k(const struct matmul *m, int32_t panel, int32_t t, const int P, const int type) {
+    if (type == TYPE_Q4) row_q4(m, panel, t, P);
+    else row_q6(m, panel, t, P);
+}
+
 /* ---- many rows: a block of a panel is taken apart once for a slab of rows, whose sums wait in the cache -------- */
 
-struct block_f32 { const uint8_t *w; }; /* floats are read where they lie, all columns at once */
-struct block_q8 { wq quad[BLOCK_QUADS]; vf scale[BLOCK_GROUPS]; };
+struct block_floats { const uint8_t *w; }; /* floats are read where they lie, all columns at once */
+struct block_bytes { wq quad[BLOCK_QUADS]; vf scale[BLOCK_GROUPS]; };
 struct block_k { nq quad[BLOCK_QUADS]; vf scale[RUNS_MOST], minus[RUNS_MOST]; }; /* quads in the order of k */
 
-INLINE void open_f32(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_f32 *b) {
+INLINE void open_floats(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_floats *b, const int type) {
     (void)first, (void)n;
-    b->w = m->w->data + (size_t)panel * panel_bytes(m->w->type, (uint64_t)m->w->cols);
+    b->w = m->w->data + (size_t)panel * panel_bytes(type, (uint64_t)m->w->cols);
 }
 
-INLINE void open_q8(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b) {
-    const size_t cols = (size_t)m->w->cols;
-    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_Q8, cols);
-    for (size_t quad = 0; quad < n * 8; quad++) b->quad[quad] = wq_load(w + first * 512 + quad * 64);
-    for (size_t i = 0; i < n; i++) b->scale[i] = vf_f16(w + q8_groups(cols) * 512 + (first + i) * 32);
-}
-
-INLINE void open_mxfp4(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_q8 *b) {
-    const size_t cols = (size_t)m->w->cols;
-    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(TYPE_MXFP4, cols), *at = w + first * 256;
+INLINE void open_bytes(const struct matmul *m, int32_t panel, size_t first, size_t n, struct block_bytes *b, const int type) {
+    const size_t cols = (size_t)m->w->cols, bytes = type == TYPE_Q8 ? 512 : 256;
+    const uint8_t *const w = m->w->data + (size_t)panel * panel_bytes(type, cols), *at = w + first * bytes;
     for (size_t i = 0; i < n; i++) {
-        for (wq *quad = b->quad + i * 8; quad < b->quad + i * 8 + 4; quad++, at += 64) mxfp4_load(at, quad, quad + 4);
-        b->scale[i] = mxfp4_scale(w, cols, first + i);
+        for (wq *quad = b->quad + i * 8; quad < b->quad + i * 8 + bytes / 64; quad++, at += 64) {
+            if (type == TYPE_Q8) *quad = wq_load(at);
+            else mxfp4_load(at, quad, quad + 4);
+        }
+        b->scale[i] = type == TYPE_Q8 ? vf_f16(w + q8_groups(cols) * bytes + (first + i) * 32) : mxfp4_scale(w, cols, first + i);
     }
 }
 
@@ -255,10 +251,11 @@ INLINE void open_k(const struct matmul *m, int32_t panel, size_t first, size_t n
 }
 
 /* tile_*: T rows x by the groups first … first + n - 1 of a block; T is a constant where it is called. */
-#define tile_f32(b, x, cols, first, n, sum, T) add_floats((b)->w, 0, x, cols, sum, 1, T, false)
-#define tile_bf16(b, x, cols, first, n, sum, T) add_floats((b)->w, 0, x, cols, sum, 1, T, true)
+#define tile_floats(b, x, cols, first, n, sum, T, type) add_floats((b)->w, 0, x, cols, sum, 1, T, type == TYPE_BF16)
 
-INLINE void tile_q8(const struct block_q8 *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T) {
+INLINE void tile_bytes(const struct block_bytes *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T,
+                       const int type) {
+    (void)type; /* taken apart they are the same */
     for (size_t i = 0; i < n; i++) {
         vi dot[MATMUL_TILE];
         UNROLL for (int j = 0; j < T; j++) dot[j] = q8_zero(x[j], cols, first + i);
@@ -296,58 +293,49 @@ INLINE void tile_k(const struct block_k *b, const uint8_t *const *x, size_t cols
     }
 }
 
-#define open_q4(...) open_k(__VA_ARGS__, TYPE_Q4)
-#define open_q6(...) open_k(__VA_ARGS__, TYPE_Q6)
-#define tile_q4(...) tile_k(__VA_ARGS__, TYPE_Q4)
-#define tile_q6(...) tile_k(__VA_ARGS__, TYPE_Q6)
-#define block_q4 block_k
-#define block_q6 block_k
-
-/* form: of an opened block, which open_##form fills with `step` groups at most. */
-#define DEFINE_MATMUL(type, form, step)                                                                             \
-    static void many_##type(const struct matmul *m, int32_t panel, int32_t from, int32_t rows)                      \
-    {                                                                                                               \
-        const size_t cols = (size_t)m->w->cols, groups = q8_groups(cols);                                           \
-        const int32_t full = rows - rows % MATMUL_TILE;                                                             \
-        struct block_##form b;                                                                                      \
-        vf sum[SLAB];                                                                                               \
-        const uint8_t *x[SLAB];                                                                                     \
-        for (int32_t t = 0; t < rows; t++) {                                                                        \
-            sum[t] = vf_set1(0);                                                                                    \
-            x[t] = x_row(m, from + t);                                                                              \
-        }                                                                                                           \
-        for (size_t first = 0, n; first < groups; first += n) {                                                     \
-            int32_t t = 0;                                                                                          \
-            n = groups - first < (size_t)(step) ? groups - first : (size_t)(step);                                  \
-            open_##form(m, panel, first, n, &b);                                                                    \
-            for (; t < full; t += MATMUL_TILE) tile_##type(&b, x + t, cols, first, n, sum + t, MATMUL_TILE);        \
-            for (; MATMUL_TILE > 4 && rows - t >= 4; t += 4) tile_##type(&b, x + t, cols, first, n, sum + t, 4);    \
-            for (; t < rows; t++) tile_##type(&b, x + t, cols, first, n, sum + t, 1);                               \
-        }                                                                                                           \
-        for (int32_t t = 0; t < rows; t++) store_sum(m, panel, from + t, sum[t]);                                   \
-    }                                                                                                               \
-    static void matmul_##type(const struct matmul *m)                                                               \
-    {                                                                                                               \
-        const int32_t end = m->first_panel + m->n_panels;                                                           \
-        int32_t p = m->first_panel;                                                                                 \
-        for (; m->n >= 4 && p < end; p++) {                                                                         \
-            for (int32_t t = 0; t < m->n; t += SLAB) many_##type(m, p, t, m->n - t < SLAB ? m->n - t : SLAB);       \
-        }                                                                                                           \
-        for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) {                                                         \
-            for (int32_t t = 0; t < m->n; t++) row_##type(m, p, t, 4);                                              \
-        }                                                                                                           \
-        for (; p < end; p++) {                                                                                      \
-            for (int32_t t = 0; t < m->n; t++) row_##type(m, p, t, 1);                                              \
-        }                                                                                                           \
+/* form: of functions and of an opened block, which open_##form fills with `step` groups at most. */
+#define DEFINE_MATMUL(type, TYPE, form, step)                                                                          \
+    static void many_##type(const struct matmul *m, int32_t panel, int32_t from, int32_t rows)                         \
+    {                                                                                                                  \
+        const size_t cols = (size_t)m->w->cols, groups = q8_groups(cols);                                              \
+        const int32_t full = rows - rows % MATMUL_TILE;                                                                \
+        struct block_##form b;                                                                                         \
+        vf sum[SLAB];                                                                                                  \
+        const uint8_t *x[SLAB];                                                                                        \
+        for (int32_t t = 0; t < rows; t++) {                                                                           \
+            sum[t] = vf_set1(0);                                                                                       \
+            x[t] = x_row(m, from + t);                                                                                 \
+        }                                                                                                              \
+        for (size_t first = 0, n; first < groups; first += n) {                                                        \
+            int32_t t = 0;                                                                                             \
+            n = groups - first < (size_t)(step) ? groups - first : (size_t)(step);                                     \
+            open_##form(m, panel, first, n, &b, TYPE);                                                                 \
+            for (; t < full; t += MATMUL_TILE) tile_##form(&b, x + t, cols, first, n, sum + t, MATMUL_TILE, TYPE);     \
+            for (; MATMUL_TILE > 4 && rows - t >= 4; t += 4) tile_##form(&b, x + t, cols, first, n, sum + t, 4, TYPE); \
+            for (; t < rows; t++) tile_##form(&b, x + t, cols, first, n, sum + t, 1, TYPE);                            \
+        }                                                                                                              \
+        for (int32_t t = 0; t < rows; t++) store_sum(m, panel, from + t, sum[t]);                                      \
+    }                                                                                                                  \
+    static void matmul_##type(const struct matmul *m)                                                                  \
+    {                                                                                                                  \
+        const int32_t end = m->first_panel + m->n_panels;                                                              \
+        int32_t p = m->first_panel;                                                                                    \
+        for (; m->n >= 4 && p < end; p++) {                                                                            \
+            for (int32_t t = 0; t < m->n; t += SLAB) many_##type(m, p, t, m->n - t < SLAB ? m->n - t : SLAB);          \
+        }                                                                                                              \
+        for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) {                                                            \
+            for (int32_t t = 0; t < m->n; t++) row_##form(m, p, t, 4, TYPE);                                           \
+        }                                                                                                              \
+        for (; p < end; p++) {                                                                                         \
+            for (int32_t t = 0; t < m->n; t++) row_##form(m, p, t, 1, TYPE);                                           \
+        }                                                                                                              \
     }
-DEFINE_MATMUL(f32, f32, INT32_MAX)
-DEFINE_MATMUL(bf16, f32, INT32_MAX)
-DEFINE_MATMUL(q8, q8, BLOCK_GROUPS)
-DEFINE_MATMUL(q4, q4, BLOCK_GROUPS)
-#define block_mxfp4 block_q8 /* once taken apart it is q8 */
-#define tile_mxfp4 tile_q8
-DEFINE_MATMUL(mxfp4, mxfp4, BLOCK_GROUPS)
-DEFINE_MATMUL(q6, q6, BLOCK_GROUPS)
+DEFINE_MATMUL(f32, TYPE_F32, floats, INT32_MAX)
+DEFINE_MATMUL(bf16, TYPE_BF16, floats, INT32_MAX)
+DEFINE_MATMUL(q8, TYPE_Q8, bytes, BLOCK_GROUPS)
+DEFINE_MATMUL(mxfp4, TYPE_MXFP4, bytes, BLOCK_GROUPS)
+DEFINE_MATMUL(q4, TYPE_Q4, k, BLOCK_GROUPS)
+DEFINE_MATMUL(q6, TYPE_Q6, k, BLOCK_GROUPS)
 
 /* Element e of a run for one row, before its scale; at: the row's first byte. */
 INLINE int read_quant(const uint8_t *at, size_t e, const int type) {
