@@ -1,10 +1,10 @@
 """Decode where the weights are larger than memory: Colibri in a budget against engines that map their file.
 
     python benchmarks/squeeze.py [--shape olmoe-7b --type q8 --budget 2.45GB --leave 3GB --tokens 24]
-        [--threads 2] [--skip NAME ...] [--routes TRACE]
+        [--threads 2] [--turns 2] [--policy lfru] [--skip NAME ...]
 
-A balloon locks all memory but --leave, so that the page cache cannot hold the file; then each engine alone
-opens the model, evaluates a short prompt and decodes given tokens. Colibri keeps the budget (--memory); the
+A balloon locks all memory but --leave, so that the page cache cannot hold the file; then the engines, in turns,
+each alone, open the model, evaluate a short prompt and decode given tokens. Colibri keeps the budget (--memory); the
 others may use whatever is left. Weights and tokens are random, so routing is nearly uniform: the hardest case
 for a cache. Disk bandwidth, read past the page cache in the squeeze, stands beside the figures. The page
 cache is emptied before each engine where that is allowed (root).
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--leave", default="3GB")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--policy", default="lfru")
     parser.add_argument("--skip", nargs="*", default=[])
     asked = parser.parse_args()
@@ -121,7 +122,7 @@ def main() -> None:
     rows = []
     with balloon.leaving(bytes_of("leave", asked.leave)) as held:
         print(f"{held / 1e9:.1f} GB locked, {balloon.available() / 1e9:.1f} GB available", flush=True)
-        for one in taking_part:
+        for one in asked.turns * taking_part:
             row = measure(one, asked)
             rows.append(row)
             print(
