@@ -1,13 +1,13 @@
 """Decode where the weights are larger than memory: Colibri in a budget against engines that map their file.
 
-    python benchmarks/squeeze.py [--shape olmoe-7b --type q8 --budget 2.45GB --leave 3GB --tokens 24]
+    python benchmarks/squeeze.py [--shape olmoe-7b] [--type q8] [--budget 2.45GB] [--leave 3GB] [--tokens 24]
         [--threads 2] [--turns 2] [--policy lfru] [--skip NAME ...]
 
-A balloon locks all memory but --leave, so that the page cache cannot hold the file; then the engines, in turns,
-each alone, open the model, evaluate a short prompt and decode given tokens. Colibri keeps the budget (--memory); the
-others may use whatever is left. Weights and tokens are random, so routing is nearly uniform: the hardest case
-for a cache. Disk bandwidth, read past the page cache in the squeeze, stands beside the figures. The page
-cache is emptied before each engine where that is allowed (root).
+A balloon locks all memory but --leave, so that the page cache cannot hold the file; then the engines, in
+turns and each alone, open the model, evaluate a short prompt and decode given tokens. Colibri keeps the budget
+(--memory); the others may use whatever is left. Weights and tokens are random, so routing is nearly uniform:
+the hardest case for a cache. Disk bandwidth, read past the page cache in the squeeze, stands beside the
+figures. The page cache is emptied before each engine where that is allowed (root).
 
 Owns: the squeeze, the table, the CSV. Refuses: a machine with less memory than it leaves. Needs what
 benchmarks/README.md lists for compare.py.
