@@ -1,7 +1,7 @@
 """Decode where the weights are larger than memory: Colibri in a budget against engines that map their file.
 
     python benchmarks/squeeze.py [--shape olmoe-7b] [--type q8] [--budget 2.45GB] [--leave 3GB] [--tokens 24]
-        [--threads 2] [--turns 2] [--policy lfru] [--skip NAME ...]
+        [--threads 2] [--turns 2] [--policy lfru] [--lanes 4] [--skip NAME ...]
 
 A balloon locks all memory but --leave, so that the page cache cannot hold the file; then the engines, in
 turns and each alone, open the model, evaluate a short prompt and decode given tokens. Colibri keeps the budget
@@ -42,7 +42,7 @@ def disk_bytes_per_second(path: Path, lanes: int = 4, n_bytes: int = 1 << 30) ->
     import os
 
     step, size = 1 << 20, path.stat().st_size
-    places = [int(at) * step for at in np.random.default_rng(1).permutation(size // step)[: n_bytes // step]]
+    places = [int(at) * step for at in np.random.default_rng().permutation(size // step)[: n_bytes // step]]
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
 
     def read(own: list[int]) -> None:
@@ -70,7 +70,7 @@ def measure(entrant: lineup.Entrant, asked: argparse.Namespace) -> dict[str, Any
     made = lineup.source(entrant, asked.shape, asked.type)
     arguments = lineup.arguments(entrant, made, asked.shape, asked.threads, PROMPT, CONTEXT - PROMPT)
     if entrant.engine == "colibri":
-        arguments |= {"memory": asked.budget, "expert_policy": asked.policy}
+        arguments |= {"memory": asked.budget, "expert_policy": asked.policy, "lanes": asked.lanes}
     n_vocab = SHAPES[asked.shape].n_vocab
     ids = np.random.default_rng(7).integers(5, n_vocab - 5, 2 * PROMPT + 8 + asked.tokens).tolist()
     drop_page_cache()
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--policy", default="lfru")
+    parser.add_argument("--lanes", type=int, default=4)
     parser.add_argument("--skip", nargs="*", default=[])
     asked = parser.parse_args()
     machine.warn_if_busy()
