@@ -110,7 +110,7 @@ bool os_file_changed(const struct os_file *file) {
 int32_t os_read(const struct os_file *file, uint64_t from, void *to, uint64_t bytes) {
     bool direct = file->direct >= 0;
     for (uint64_t done = 0; done < bytes;) {
-        struct iovec part = {(uint8_t *)to + done, (size_t)(bytes - done + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1)};
+        struct iovec part = {(uint8_t *)to + done, (size_t)(((bytes + OS_PAGE - 1) & ~(uint64_t)(OS_PAGE - 1)) - done)};
         const off_t at = (off_t)(from + done);
         ssize_t n = preadv2(file->descriptor, &part, 1, at, RWF_NOWAIT);
         direct = direct && done % OS_PAGE == 0;
