@@ -16,7 +16,7 @@ static int32_t cancelled(colibri_error *error) {
 static int32_t check_file(const struct chunk *c, colibri_error *error) {
     const struct os_file *const file = &c->model->container.file;
     FAIL_IF(atomic_load(&c->model->private_bytes) < file->bytes && os_file_changed(file), error, IO,
-            "the model file was written to or cut off while the model was open; open it again");
+            "the model file was written to or cut off while the model was open, or the disk failed; open it again");
     return COLIBRI_OK;
 }
 

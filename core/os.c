@@ -45,7 +45,7 @@ static int64_t written_ns(const struct stat *status) {
  * afterwards; what comes from elsewhere goes to the handler that was there before. A process has one table of signals: this is
  * the only thing here that contexts of different models share. */
 enum { MAPPINGS = 64 };
-static _Atomic uintptr_t mappings[MAPPINGS][2]; /* begin, end; 0: free */
+static _Atomic uintptr_t mappings[MAPPINGS][3]; /* begin, end, whether zeros have taken the place of a page; 0: free */
 static struct sigaction handler_before;
 
 static void on_bus_error(int number, siginfo_t *info, void *context) {
@@ -53,6 +53,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
     (void)number, (void)context;
     for (int i = 0; i < MAPPINGS; i++) {
         if ((uintptr_t)page < atomic_load(&mappings[i][0]) || (uintptr_t)page >= atomic_load(&mappings[i][1])) continue;
+        atomic_store(&mappings[i][2], 1);
         if (mmap(page, OS_PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
     }
     sigaction(SIGBUS, &handler_before, NULL); /* the access is made once more, and fails there */
@@ -62,12 +63,13 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
 static void watch(const struct os_file *file, bool begin) {
     const uintptr_t from = (uintptr_t)file->data;
     const struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    struct sigaction now;
-    if (begin && sigaction(SIGBUS, NULL, &now) == 0 && now.sa_sigaction != on_bus_error) sigaction(SIGBUS, &action, &handler_before);
+    struct sigaction before; /* another thread may have been quicker: then it is ours */
+    if (begin && sigaction(SIGBUS, &action, &before) == 0 && before.sa_sigaction != on_bus_error) handler_before = before;
     for (int i = 0; i < MAPPINGS; i++) {
         uintptr_t found = begin ? 0 : from;
         if (!begin && atomic_load(&mappings[i][0]) == from) atomic_store(&mappings[i][1], 0);
         if (!atomic_compare_exchange_strong(&mappings[i][0], &found, begin ? from : 0)) continue;
+        if (begin) atomic_store(&mappings[i][2], 0);
         if (begin) atomic_store(&mappings[i][1], from + file->bytes);
         return;
     }
@@ -104,13 +106,16 @@ void os_unmap_file(struct os_file *file) {
 
 bool os_file_changed(const struct os_file *file) {
     struct stat status;
+    for (int i = 0; i < MAPPINGS; i++) { /* a page that could not be read stays zeros, whatever becomes of the file */
+        if (atomic_load(&mappings[i][0]) == (uintptr_t)file->data && atomic_load(&mappings[i][2]) != 0) return true;
+    }
     return fstat(file->descriptor, &status) != 0 || (uint64_t)status.st_size != file->bytes || written_ns(&status) != file->changed_ns;
 }
 
 int32_t os_read(const struct os_file *file, uint64_t from, void *to, uint64_t bytes) {
     bool direct = file->direct >= 0;
     for (uint64_t done = 0; done < bytes;) {
-        struct iovec part = {(uint8_t *)to + done, (size_t)(bytes - done + OS_PAGE - 1) & ~(size_t)(OS_PAGE - 1)};
+        struct iovec part = {(uint8_t *)to + done, (size_t)(((bytes + OS_PAGE - 1) & ~(uint64_t)(OS_PAGE - 1)) - done)};
         const off_t at = (off_t)(from + done);
         ssize_t n = preadv2(file->descriptor, &part, 1, at, RWF_NOWAIT);
         direct = direct && done % OS_PAGE == 0;

@@ -8,6 +8,7 @@ bits and costs of streamed experts (test_streaming.py), the peak of memory (test
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import re
 import threading
@@ -20,7 +21,7 @@ import pytest
 import colibri
 from colibri import _native, cache, residency
 from colibri.arguments import RESIDENCIES, physical_cores
-from colibri.errors import ArgumentError, CancelledError, MemoryPlanError
+from colibri.errors import ArgumentError, CancelledError, MemoryPlanError, ModelIOError
 from colibri.format import read_container
 
 IDS = list(range(5, 45))
@@ -254,6 +255,25 @@ def test_while_evaluating_the_copy_takes_the_place_of_the_file() -> None:
         copying.join()
         _native.free(context)
         _native.close_model(handle)
+
+
+def test_zeros_in_the_place_of_a_lost_page_are_never_taken_for_weights(copy: Path) -> None:
+    """A page of the mapped file could not be read once; the file is as it was again, its time too: as after a
+    read error of the disk, which changes neither."""
+    data, status = copy.read_bytes(), copy.stat()
+
+    def cut(_done: int, _total: int) -> None:
+        os.truncate(copy, 1000)
+
+    with colibri.load(copy, residency="mapped", prefetch=False) as model:
+        with pytest.raises(ModelIOError, match="cut off"):
+            model.generate(IDS, max_tokens=1, progress=cut)
+        copy.write_bytes(data)
+        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises(ModelIOError, match="open it again"):
+            model.logits(IDS)
+    with colibri.load(copy) as model:
+        assert model.logits(IDS).tobytes() == logits()
 
 
 @pytest.mark.parametrize(

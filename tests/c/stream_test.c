@@ -27,7 +27,7 @@
 enum { N = 24, THREADS = 4 };
 
 /* What happens to reads: the n-th one fails with an errno (0: none does), or each in a way. */
-enum manner { PLAIN, INTERRUPTED, SHORT, ODD, NOT_DIRECT };
+enum manner { PLAIN, INTERRUPTED, SHORT, ODD, ODD_ONCE, NOT_DIRECT };
 static _Atomic long n_reads, n_fails_at;
 static _Atomic int manner, fails_with;
 
@@ -43,7 +43,7 @@ ssize_t pread(int descriptor, void *to, size_t bytes, off_t from) {
         return -1;
     }
     if (how == SHORT && bytes > OS_PAGE) bytes = OS_PAGE;
-    if (how == ODD && bytes > 1000) bytes = (fcntl(descriptor, F_GETFL) & O_DIRECT) != 0 ? 512 : 777;
+    if ((how == ODD || (how == ODD_ONCE && from % OS_PAGE == 0)) && bytes > 1000) bytes = (fcntl(descriptor, F_GETFL) & O_DIRECT) != 0 ? 512 : 777;
     return syscall(SYS_pread64, descriptor, to, bytes, from);
 }
 
@@ -191,7 +191,7 @@ static void check_memory(const struct reference *mapped, int32_t slots) {
 }
 
 static void check_reads(const struct reference *mapped) {
-    const char *const names[] = {"plain", "interrupted", "short", "odd", "refused past the page cache"};
+    const char *const names[] = {"plain", "interrupted", "short", "odd", "odd at first", "refused past the page cache"};
     const colibri_params params = params_of(mapped->model, 2, NULL);
     for (int i = PLAIN; i <= NOT_DIRECT; i++) {
         atomic_store(&manner, i);
@@ -332,6 +332,8 @@ int main(int argc, char **argv) {
     check_slots(&mapped);
     check_memory(&mapped, 1);
     check_memory(&mapped, mapped.model->n_experts);
+    atomic_store(&manner, ODD_ONCE); /* what is left then ends in the same page as the whole */
+    check_memory(&mapped, 1);
     check_reads(&mapped);
     check_faults(&mapped);
     check_file(argv[1], argv[2], &mapped);
