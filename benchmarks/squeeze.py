@@ -4,7 +4,7 @@
         [--threads 2] [--turns 2] [--policy lfru] [--lanes 4] [--skip NAME ...]
 
 A balloon locks all memory but --leave, so that the page cache cannot hold the file; then the engines, in
-turns and each alone, open the model, evaluate a short prompt and decode given tokens. Colibri keeps the budget
+turns and each alone, open the model, evaluate a short prompt and decode given tokens. Colibri keeps a budget
 (--memory); the others may use whatever is left. Weights and tokens are random, so routing is nearly uniform:
 the hardest case for a cache. Disk bandwidth, read past the page cache in the squeeze, stands beside the
 figures. The page cache is emptied before each engine where that is allowed (root).
