@@ -95,6 +95,14 @@ def test_below_the_floor_the_number_is_named_and_works(options: dict[str, Any]) 
         assert found.expert_slots == 1
 
 
+@pytest.mark.parametrize(
+    "options", [{"residency": "mapped"}, {"residency": "resident"}, {"expert_slots": 20}]
+)
+def test_the_floor_is_that_of_what_was_asked_for(options: dict[str, Any]) -> None:
+    floor = colibri.plan("demo", measure=False, **options).floor_bytes
+    assert colibri.plan("demo", memory=floor + MIB, measure=False, **options).planned_bytes <= floor + MIB
+
+
 def numbers(text: str) -> list[int]:
     """All numbers of a text; thousands may be set apart."""
     words = text.replace(",", "").replace(";", " ").split()

@@ -290,6 +290,7 @@ def test_zeros_in_the_place_of_a_lost_page_are_never_taken_for_weights(copy: Pat
         ({"lanes": 17}, "lanes: expected an integer from 1 to 16, found 17"),
         ({"lanes": True}, "lanes: expected an integer"),
         ({"memory": "much"}, "memory: expected a size such as 20GiB"),
+        ({"memory": "99999999TiB"}, "memory: expected an integer from 1"),
         ({"memory": 0}, "memory: expected an integer from 1"),
         ({"residency": "mapped", "expert_slots": 3}, "expert_slots=3 has no effect"),
         ({"residency": "resident", "expert_policy": "lru"}, "expert_policy='lru' has no effect"),

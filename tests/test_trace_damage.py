@@ -79,6 +79,8 @@ DAMAGES: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("experts.npy", lambda data: b"\x93NUMPY\2\0" + data[8:], "is no array"),
     ("experts.npy", lambda data: b"nothing", "is no array"),
     ("experts.npy", lambda data: data[:10] + b"(" * 100 + data[110:], "is no array"),
+    ("experts.npy", lambda data: data.replace(b"|u1", b"|u\x9c"), "is no array"),
+    ("experts.npy", lambda data: data.replace(b", 2)", b"2 2)"), "is no array"),
     ("chunks.npy", lambda data: data[:-8] + b"\0\0\0\0" + data[-4:], "at least 1 row"),
     ("chunks.npy", last_byte(1), "stack 0 or 1"),
     ("chunks.npy", lambda data: data[:-5] + b"\x7f" + data[-4:], "expected [0-9]+ rows"),

@@ -114,9 +114,9 @@ class Opening:
         """Bytes; 0: none was given."""
         if self.memory is None:
             return 0
-        if isinstance(self.memory, str):
-            return max(1, bytes_of("memory", self.memory))
-        limit = bounded("memory", self.memory, 2**62, optional=False)
+        text = isinstance(self.memory, str)
+        given = max(1, bytes_of("memory", str(self.memory))) if text else self.memory
+        limit = bounded("memory", given, 2**62, optional=False)
         assert limit is not None
         return limit
 

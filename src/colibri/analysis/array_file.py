@@ -24,7 +24,8 @@ from colibri.errors import ModelIOError, TraceError
 _LOCAL = struct.Struct("<4s22xHH")  # of a member's local header: signature, lengths of name and extra field
 # What stands in the header of an array behind magic, version and length; Python is never evaluated.
 _NPY = re.compile(
-    rb"\{'descr': '([^'\\]{2,8})', 'fortran_order': (False|True), 'shape': \(([0-9, ]{0,80})\), \} *\n"
+    rb"\{'descr': '([<>|=][A-Za-z][0-9]{1,6})', 'fortran_order': (False|True), "
+    rb"'shape': \(((?:[0-9]{1,18}, ?){0,4}(?:[0-9]{1,18})?)\), \} *\n"
 )
 
 Array = npt.NDArray[Any]

@@ -94,9 +94,7 @@ class Plan:
     chunk: int
     memory_limit: int | None  # that was given
     available_bytes: int | None  # what the machine or the control group has left; None: not told
-    floor_bytes: (
-        int  # the least memory limit: one slot; or the whole, where that takes less or there are no experts
-    )
+    floor_bytes: int  # the least memory limit that load() with the same other arguments takes
     planned_bytes: int  # the sum of the categories
     categories: dict[str, int]
     n_experts: int  # of all layers together
@@ -163,7 +161,9 @@ def _plan(path: Path, opened: Opened, chosen: Opening, measure: bool, hit_rate: 
     found, available = native.plan(opened.handle, params), available_bytes()
     if kind == "resident":
         residency_rules.check_room(found)
-    floor = min(_with_slots(opened, params, slots).total_bytes for slots in {0, min(1, opened.n_experts)})
+    least = {0, min(1, opened.n_experts)} if chosen.residency == "auto" else {int(kind == "streamed")}
+    least = {chosen.expert_slots} if chosen.expert_slots is not None else least
+    floor = min(_with_slots(opened, params, slots).total_bytes for slots in least)
     categories = {name: getattr(found, name) for name in _CATEGORIES}
     if kind != "mapped":
         categories["weights_resident"] += categories["weights_mapped"]
