@@ -14,40 +14,15 @@
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "../../core/session.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#define PROGRAM "colibri_test"
+#include "check.h"
+
 #include <time.h>
 
 struct options {
     const char *model, *dump, *replay;
     int32_t threads, tokens;
 };
-
-static int failures;
-
-static void check(int good, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    printf("%s  ", good ? "  ok  " : " FAIL ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-    if (!good) failures++;
-}
-
-static _Noreturn void stop(const char *what, const char *why) {
-    fprintf(stderr, "colibri_test: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void *take(size_t bytes) {
-    void *const memory = aligned_alloc(OS_PAGE, (bytes + OS_PAGE - 1) / OS_PAGE * OS_PAGE);
-    if (memory == NULL) stop("memory", "the system refused it");
-    memset(memory, 0, bytes);
-    return memory;
-}
 
 static double seconds(void) {
     struct timespec t;

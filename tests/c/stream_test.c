@@ -13,12 +13,11 @@
 #define _GNU_SOURCE
 #include "../../core/session.h"
 
+#define PROGRAM "stream_test"
+#include "check.h"
+
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -52,30 +51,6 @@ ssize_t preadv2(int descriptor, const struct iovec *parts, int n, off_t from, in
     (void)descriptor, (void)parts, (void)n, (void)from, (void)flags;
     errno = EAGAIN;
     return -1;
-}
-
-static int failures;
-
-static void check(int good, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    printf("%s  ", good ? "  ok  " : " FAIL ");
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-    if (!good) failures++;
-}
-
-static _Noreturn void stop(const char *what, const char *why) {
-    fprintf(stderr, "stream_test: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void *take(size_t bytes) {
-    void *const memory = aligned_alloc(OS_PAGE, (bytes + OS_PAGE - 1) / OS_PAGE * OS_PAGE);
-    if (memory == NULL) stop("memory", "the system refused it");
-    memset(memory, 0, bytes);
-    return memory;
 }
 
 static colibri_model *open_model(const char *path) {
