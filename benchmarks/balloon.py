@@ -14,7 +14,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+
+from colibri.memory import available_bytes
 
 STEP = 256 << 20
 
@@ -35,22 +36,13 @@ def hold(n_bytes: int) -> None:
     sys.stdin.read()
 
 
-def available() -> int:
-    """MemAvailable, bytes."""
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit("balloon.py: expected MemAvailable in /proc/meminfo, found none")
-
-
 @contextlib.contextmanager
 def leaving(n_bytes: int) -> Iterator[int]:
     """All but so many bytes of what is available are held meanwhile; gives how many are."""
-    taken = available() - n_bytes
+    free = available_bytes() or 0
+    taken = free - n_bytes
     if taken <= 0:
-        raise SystemExit(
-            f"balloon.py: {available():,} bytes are available, fewer than the {n_bytes:,} to leave"
-        )
+        raise SystemExit(f"balloon.py: {free:,} bytes are available, fewer than the {n_bytes:,} to leave")
     command = [sys.executable, __file__, str(taken)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

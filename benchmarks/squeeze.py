@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +27,12 @@ import balloon
 import contestant
 import lineup
 import machine
+from colibri.analysis import disk
 from colibri.analysis.shapes import SHAPES
-from colibri.memory import bytes_of
+from colibri.memory import available_bytes, bytes_of
 
 PROMPT = 8
 CONTEXT = 128
-
-
-def disk_bytes_per_second(path: Path, lanes: int = 4, n_bytes: int = 1 << 30) -> float:
-    """Reads of 1 MiB past the page cache, spread over the file, by several threads."""
-    import mmap
-    import os
-
-    step, size = 1 << 20, path.stat().st_size
-    places = [int(at) * step for at in np.random.default_rng().permutation(size // step)[: n_bytes // step]]
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-
-    def read(own: list[int]) -> None:
-        buffer = mmap.mmap(-1, step)
-        for at in own:
-            os.preadv(descriptor, [buffer], at)
-
-    threads = [threading.Thread(target=read, args=(places[i::lanes],)) for i in range(lanes)]
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - started
-    os.close(descriptor)
-    return len(places) * step / seconds
 
 
 def drop_page_cache() -> None:
@@ -75,7 +49,7 @@ def measure(entrant: lineup.Entrant, asked: argparse.Namespace) -> dict[str, Any
     ids = np.random.default_rng(7).integers(5, n_vocab - 5, 2 * PROMPT + 8 + asked.tokens).tolist()
     drop_page_cache()
     assert made.path is not None
-    disk = disk_bytes_per_second(made.path)
+    probe = disk.measure(made.path, asked.lanes)
     one = contestant.start(
         entrant.engine, entrant.name, arguments, {"ids": ids[:PROMPT], "then": ids[PROMPT : PROMPT + 8]}
     )
@@ -88,7 +62,7 @@ def measure(entrant: lineup.Entrant, asked: argparse.Namespace) -> dict[str, Any
         "decode_tok_s": answer["decoded"] / answer["decode_seconds"],
         "start_s": one.start_seconds,
         "peak_mib": answer["memory"]["peak"] / machine.MIB,
-        "disk_mb_s": disk / 1e6,
+        "disk_mb_s": 1e3 * probe.gb_per_s,
         "stats": answer.get("stats"),
     }
 
@@ -122,7 +96,7 @@ def main() -> None:
         lineup.source(one, asked.shape, asked.type)
     rows = []
     with balloon.leaving(bytes_of("leave", asked.leave)) as held:
-        print(f"{held / 1e9:.1f} GB locked, {balloon.available() / 1e9:.1f} GB available", flush=True)
+        print(f"{held / 1e9:.1f} GB locked, {(available_bytes() or 0) / 1e9:.1f} GB available", flush=True)
         for one in asked.turns * taking_part:
             row = measure(one, asked)
             rows.append(row)

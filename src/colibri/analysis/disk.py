@@ -48,7 +48,9 @@ def measure(path: Path, lanes: int, piece_bytes: int = PIECE_BYTES) -> Disk:
         if piece == 0:
             raise ModelIOError(f"{path}: expected a file of at least {mmap.PAGESIZE} bytes, found {size}.")
         offsets = list(range(0, size - piece + 1, piece))
-        random.Random(0).shuffle(offsets)
+        random.shuffle(
+            offsets
+        )  # other places each time: those of the last probe may lie in a cache of the disk
         direct = _reads_direct(path)
         file = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
         try:
