@@ -48,9 +48,8 @@ def measure(path: Path, lanes: int, piece_bytes: int = PIECE_BYTES) -> Disk:
         if piece == 0:
             raise ModelIOError(f"{path}: expected a file of at least {mmap.PAGESIZE} bytes, found {size}.")
         offsets = list(range(0, size - piece + 1, piece))
-        random.shuffle(
-            offsets
-        )  # other places each time: those of the last probe may lie in a cache of the disk
+        # Other places each time: those of the last probe may lie in a cache of the disk.
+        random.shuffle(offsets)
         direct = _reads_direct(path)
         file = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
         try:
