@@ -4,17 +4,6 @@
 #include <string.h>
 
 static const uint8_t ZEROS[64] = {0}; /* what reserved bytes are */
-static uint32_t load_u32(const uint8_t *at) {
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
-static uint64_t load_u64(const uint8_t *at) {
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
 
 /* CRC-32 (polynomial 0xEDB88320 reflected, as in zlib). */
 static uint32_t crc32_update(uint32_t crc, const uint8_t *data, uint64_t bytes) {
@@ -26,51 +15,50 @@ static uint32_t crc32_update(uint32_t crc, const uint8_t *data, uint64_t bytes) 
     return ~crc;
 }
 
-enum { /* byte offsets of docs/FORMAT.md §1 */
-    HEADER_BYTES = 64,
-    AT_ENDIAN = 8,
-    AT_VERSION = 12,
-    AT_FILE_BYTES = 16,
-    AT_CONFIG_BYTES = 24,
-    AT_DIRECTORY = 32,
-    AT_ENTRIES = 40,
-    AT_CRC = 44
+struct header { /* docs/FORMAT.md §1, as it lies in the file */
+    char magic[8];
+    uint32_t endian, version;
+    uint64_t file_bytes, config_bytes, directory;
+    uint32_t n_entries, crc;
+    uint8_t zeros[16];
 };
 
+static const struct header *header_of(const struct os_file *file) {
+    return (const struct header *)(const void *)file->data;
+}
+
 static int32_t check_identity(const char *path, const struct os_file *file, colibri_error *error) {
-    const uint8_t *const head = file->data;
-    FAIL_IF(file->bytes < HEADER_BYTES || memcmp(head, "COLIBRI\0", 8) != 0, error, FORMAT,
+    const struct header *const head = header_of(file);
+    FAIL_IF(file->bytes < sizeof *head || memcmp(head->magic, "COLIBRI\0", 8) != 0, error, FORMAT,
             "'%s' is not a .colibri file (magic not found); make one with: colibri convert SOURCE OUT.colibri", path);
-    FAIL_IF(load_u32(head + AT_ENDIAN) != 0x01020304, error, UNSUPPORTED, "'%s' was written for the other byte order", path);
-    FAIL_IF(load_u32(head + AT_VERSION) != CONTAINER_VERSION, error, UNSUPPORTED,
-            "'%s' has layout version %u, this library reads %d; convert the model again", path, load_u32(head + AT_VERSION),
-            CONTAINER_VERSION);
-    FAIL_IF(load_u64(head + AT_FILE_BYTES) != file->bytes, error, FORMAT,
+    FAIL_IF(head->endian != 0x01020304, error, UNSUPPORTED, "'%s' was written for the other byte order", path);
+    FAIL_IF(head->version != CONTAINER_VERSION, error, UNSUPPORTED,
+            "'%s' has layout version %u, this library reads %d; convert the model again", path, head->version, CONTAINER_VERSION);
+    FAIL_IF(head->file_bytes != file->bytes, error, FORMAT,
             "'%s' looks incomplete: its header says %llu bytes, the file has %llu; copy or convert it again", path,
-            (unsigned long long)load_u64(head + AT_FILE_BYTES), (unsigned long long)file->bytes);
+            (unsigned long long)head->file_bytes, (unsigned long long)file->bytes);
     return COLIBRI_OK;
 }
 
 static int32_t check_metadata(const char *path, struct container *container, colibri_error *error) {
-    const uint8_t *const head = container->file.data;
-    const uint64_t bytes = container->file.bytes, config_bytes = load_u64(head + AT_CONFIG_BYTES);
-    const uint64_t directory = load_u64(head + AT_DIRECTORY);
-    const uint32_t n_entries = load_u32(head + AT_ENTRIES);
-    FAIL_IF(config_bytes > bytes - HEADER_BYTES || directory != HEADER_BYTES + ((config_bytes + 63) & ~(uint64_t)63) ||
-            directory > bytes || n_entries > (bytes - directory) / CONTAINER_ENTRY_BYTES ||
-            memcmp(head + AT_CRC + 4, ZEROS, 16) != 0 || memcmp(head + HEADER_BYTES + config_bytes, ZEROS, -config_bytes & 63) != 0, error,
+    const struct header *const head = header_of(&container->file);
+    const uint8_t *const data = container->file.data;
+    const uint64_t bytes = container->file.bytes, config_bytes = head->config_bytes, directory = head->directory;
+    FAIL_IF(config_bytes > bytes - sizeof *head || directory != sizeof *head + ((config_bytes + 63) & ~(uint64_t)63) ||
+            directory > bytes || head->n_entries > (bytes - directory) / CONTAINER_ENTRY_BYTES ||
+            memcmp(head->zeros, ZEROS, sizeof head->zeros) != 0 || memcmp(data + sizeof *head + config_bytes, ZEROS, -config_bytes & 63) != 0, error,
             FORMAT, "'%s': config or directory lie outside the file or reserved bytes are not 0; it is damaged, convert it again", path);
-    const uint64_t end = directory + (uint64_t)n_entries * CONTAINER_ENTRY_BYTES;
-    uint32_t crc = crc32_update(0, head, AT_CRC);
-    crc = crc32_update(crc, ZEROS, 4);
-    crc = crc32_update(crc, head + AT_CRC + 4, end - AT_CRC - 4);
-    FAIL_IF(crc != load_u32(head + AT_CRC), error, FORMAT,
+    const uint64_t end = directory + (uint64_t)head->n_entries * CONTAINER_ENTRY_BYTES;
+    uint32_t crc = crc32_update(0, data, offsetof(struct header, crc));
+    crc = crc32_update(crc, ZEROS, sizeof head->crc);
+    crc = crc32_update(crc, head->zeros, end - offsetof(struct header, zeros));
+    FAIL_IF(crc != head->crc, error, FORMAT,
             "'%s': checksum of header and directory is %08x, expected %08x; the file is damaged, convert it again", path,
-            crc, load_u32(head + AT_CRC));
-    container->config = head + HEADER_BYTES;
+            crc, head->crc);
+    container->config = data + sizeof *head;
     container->config_bytes = config_bytes;
-    container->directory = head + directory;
-    container->n_entries = n_entries;
+    container->directory = data + directory;
+    container->n_entries = head->n_entries;
     return COLIBRI_OK;
 }
 
@@ -78,24 +66,14 @@ int32_t container_open(const char *path, struct container *container, colibri_er
     TRY(os_map_file(path, &container->file, error));
     int32_t status = check_identity(path, &container->file, error);
     if (status == COLIBRI_OK) status = check_metadata(path, container, error);
-    if (status != COLIBRI_OK) container_close(container);
+    if (status != COLIBRI_OK) os_unmap_file(&container->file);
     return status;
-}
-
-void container_close(struct container *container) {
-    os_unmap_file(&container->file);
 }
 
 int32_t container_entry(const struct container *container, uint32_t index, uint64_t previous_end,
                         struct container_entry *entry, colibri_error *error) {
     const uint8_t *const at = container->directory + (uint64_t)index * CONTAINER_ENTRY_BYTES;
-    memcpy(entry->name, at, CONTAINER_NAME_BYTES);
-    entry->offset = load_u64(at + 64);
-    entry->bytes = load_u64(at + 72);
-    entry->rows = load_u32(at + 80);
-    entry->cols = load_u32(at + 84);
-    entry->kind = at[88];
-    memcpy(entry->types, at + 89, 3);
+    memcpy(entry, at, offsetof(struct container_entry, data));
     const size_t length = strlen(at[63] == 0 ? entry->name : ""), types = entry->kind == KIND_EXPERT ? 3 : entry->kind != KIND_BLOB;
     FAIL_IF(at[63] != 0 || memcmp(at + length, ZEROS, 64 - length) != 0 || memcmp(at + 89 + types, ZEROS, 3 - types) != 0 ||
             memcmp(at + 96, ZEROS, 32) != 0, error, FORMAT,

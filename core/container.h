@@ -15,16 +15,15 @@ struct container {
     uint32_t n_entries;
 };
 
-struct container_entry {
+struct container_entry { /* docs/FORMAT.md §3, as it begins in the file */
     char name[CONTAINER_NAME_BYTES];
-    const uint8_t *data;
     uint64_t offset, bytes;
     uint32_t rows, cols;
-    uint8_t kind, types[3];
+    uint8_t kind, types[3], zeros[4];
+    const uint8_t *data;
 };
 
 int32_t container_open(const char *path, struct container *container, colibri_error *error);
-void container_close(struct container *container);
 /* Reads entry `index`; its data lie in the file, aligned for its kind, at or after `previous_end`. */
 int32_t container_entry(const struct container *container, uint32_t index, uint64_t previous_end,
                         struct container_entry *entry, colibri_error *error);

@@ -276,12 +276,8 @@ int32_t os_core_cpu(int32_t index) {
 int32_t os_core_count(void) {
     int32_t unused;
     int64_t count = cores(-1, &unused);
-    int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", ""), period;
-    if (quota >= 0) {
-        char key[32];
-        snprintf(key, sizeof key, "%lld ", (long long)quota);
-        period = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", key);
-    } else {
+    int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", ""), period = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", " ");
+    if (quota < 0) {
         quota = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "");
         period = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_period_us", "");
     }

@@ -13,19 +13,14 @@ void sample_layout(struct sampler *sampler, struct arena *arena, int32_t n_vocab
     sampler->ids = arena_take(arena, (uint64_t)n_vocab, sizeof *sampler->ids);
 }
 
-static int32_t check_range(const char *name, double value, bool good, const char *range, colibri_error *error) {
-    if (good) return COLIBRI_OK;
-    return status_fail(error, COLIBRI_ERROR_ARGUMENT, "%s: expected %s, found %g", name, range, value);
-}
-
 int32_t sample_check(const colibri_sampling *s, colibri_error *error) {
-    TRY(check_range("temperature", (double)s->temperature, s->temperature >= 0 && isfinite(s->temperature),
-                    "a finite number, 0 or more", error));
-    TRY(check_range("top_k", s->top_k, s->top_k >= 0, "0 (off) or more", error));
-    TRY(check_range("top_p", (double)s->top_p, s->top_p >= 0 && s->top_p <= 1, "more than 0, at most 1", error));
-    TRY(check_range("min_p", (double)s->min_p, s->min_p >= 0 && s->min_p <= 1, "0 to 1", error));
-    return check_range("repetition_penalty", (double)s->repetition_penalty,
-                       s->repetition_penalty >= 0 && isfinite(s->repetition_penalty), "a finite number above 0", error);
+    const double temperature = (double)s->temperature, penalty = (double)s->repetition_penalty, top_p = (double)s->top_p, min_p = (double)s->min_p;
+    FAIL_IF(!(temperature >= 0 && isfinite(temperature)), error, ARGUMENT, "temperature: expected a finite number, 0 or more, found %g", temperature);
+    FAIL_IF(s->top_k < 0, error, ARGUMENT, "top_k: expected 0 (off) or more, found %d", s->top_k);
+    FAIL_IF(!(top_p >= 0 && top_p <= 1), error, ARGUMENT, "top_p: expected more than 0, at most 1, found %g", top_p);
+    FAIL_IF(!(min_p >= 0 && min_p <= 1), error, ARGUMENT, "min_p: expected 0 to 1, found %g", min_p);
+    FAIL_IF(!(penalty >= 0 && isfinite(penalty)), error, ARGUMENT, "repetition_penalty: expected a finite number above 0, found %g", penalty);
+    return COLIBRI_OK;
 }
 
 /* Uniform in [0, 1) from (seed, position): two rounds of the finaliser of SplitMix64 (Steele, Lea, Flood, 2014). */

@@ -24,16 +24,11 @@ const char *colibri_version(void) {
 }
 
 const char *colibri_status_text(int32_t status) {
-    switch (status) {
-    case COLIBRI_OK: return "ok";
-    case COLIBRI_ERROR_ARGUMENT: return "argument out of range";
-    case COLIBRI_ERROR_IO: return "refused by the operating system";
-    case COLIBRI_ERROR_FORMAT: return "damaged or foreign model file";
-    case COLIBRI_ERROR_UNSUPPORTED: return "not supported by this build or machine";
-    case COLIBRI_ERROR_MEMORY: return "not enough memory";
-    case COLIBRI_ERROR_CONTEXT: return "context is full";
-    case COLIBRI_ERROR_CANCELLED: return "cancelled";
-    case COLIBRI_ERROR_NUMERIC: return "NaN or infinite logit";
-    default: return "unknown status";
-    }
+    static const char *const texts[] = {
+        [-COLIBRI_OK] = "ok", [-COLIBRI_ERROR_ARGUMENT] = "argument out of range", [-COLIBRI_ERROR_IO] = "refused by the operating system",
+        [-COLIBRI_ERROR_FORMAT] = "damaged or foreign model file", [-COLIBRI_ERROR_UNSUPPORTED] = "not supported by this build or machine",
+        [-COLIBRI_ERROR_MEMORY] = "not enough memory", [-COLIBRI_ERROR_CONTEXT] = "context is full",
+        [-COLIBRI_ERROR_CANCELLED] = "cancelled", [-COLIBRI_ERROR_NUMERIC] = "NaN or infinite logit",
+    };
+    return status > 0 || status < COLIBRI_ERROR_NUMERIC ? "unknown status" : texts[-status];
 }

@@ -37,18 +37,15 @@ static int32_t take(struct binder *b, const char *name, uint8_t kind, uint64_t r
 }
 
 static int32_t check_bytes(struct binder *b, const struct container_entry *entry, uint64_t bytes) {
-    if (entry->bytes == bytes) return COLIBRI_OK;
-    return status_fail(b->error, COLIBRI_ERROR_FORMAT,
-                       "tensor '%s' (types %d %d %d): expected %" PRIu64 " bytes, found %" PRIu64
-                       "; the file is damaged or of a newer version",
-                       entry->name, entry->types[0], entry->types[1], entry->types[2], bytes, entry->bytes);
+    FAIL_IF(entry->bytes != bytes, b->error, FORMAT, "tensor '%s' (types %d %d %d): expected %" PRIu64 " bytes, found %" PRIu64
+            "; the file is damaged or of a newer version", entry->name, entry->types[0], entry->types[1], entry->types[2], bytes, entry->bytes);
+    return COLIBRI_OK;
 }
 
 static int32_t check_type(struct binder *b, const struct container_entry *entry, int type) {
-    if (panel_bytes(type, 1) != 0) return COLIBRI_OK;
-    return status_fail(b->error, COLIBRI_ERROR_UNSUPPORTED,
-                       "tensor '%s' has weight type %d, which this version (" COLIBRI_VERSION ") does not know", entry->name,
-                       type);
+    FAIL_IF(panel_bytes(type, 1) == 0, b->error, UNSUPPORTED,
+            "tensor '%s' has weight type %d, which this version (" COLIBRI_VERSION ") does not know", entry->name, type);
+    return COLIBRI_OK;
 }
 
 static int32_t bind_vector(struct binder *b, const char *name, int64_t cols, const float **vector) {
@@ -320,7 +317,7 @@ int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error
         if (model == NULL) status = status_fail(error, COLIBRI_ERROR_MEMORY, "no memory for the model's tables");
     }
     if (status != COLIBRI_OK) {
-        container_close(&container);
+        os_unmap_file(&container.file);
         return status;
     }
     arena = (struct arena){.base = (uint8_t *)model};
@@ -415,7 +412,7 @@ void colibri_close(colibri_model *model) {
         os_wipe_private(&model->container.file, from, n);
     }
     const uint64_t bytes = model->info.model_bytes;
-    container_close(&model->container);
+    os_unmap_file(&model->container.file);
     os_wipe(model, bytes);
     os_release(model, bytes);
 }
