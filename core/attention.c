@@ -23,7 +23,7 @@ static void prepare_heads(const struct attention_work *work, int32_t row, float 
     const int32_t dim = config_head_dim(config, c->layer), width = n_heads * dim;
     const bool rotates = config->rope_dim > 0 && config->rope_set[c->layer] != 2;
     const size_t at = rotates ? chunk_rope_at(c, row) : 0;
-    if (bias != NULL) kernels->add(heads, bias, width);
+    if (bias != NULL) kernels->add_scaled(heads, bias, 1, width);
     if (norm != NULL && config->qk_norm == 2) kernels->rms_norm(heads, heads, norm, width, config->norm_eps);
     if (config->qkv_clip > 0) kernels->clamp(heads, config->qkv_clip, width);
     for (int32_t h = 0; h < n_heads; h++, heads += dim) {
@@ -66,7 +66,7 @@ static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
     }
     if (!work->writes) return;
     prepare_heads(work, row, k, kv_heads, w->k_bias, w->k_norm);
-    if (w->v_bias != NULL) c->kernels->add(v, w->v_bias, (int32_t)kv_width);
+    if (w->v_bias != NULL) c->kernels->add_scaled(v, w->v_bias, 1, (int32_t)kv_width);
     if (config->qkv_clip > 0) c->kernels->clamp(v, config->qkv_clip, (int32_t)kv_width);
     for (int32_t h = 0; h < kv_heads; h++) {
         float *const value = v + (size_t)h * dim;

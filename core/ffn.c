@@ -27,8 +27,8 @@ static void activate(const struct chunk *c, const struct ffn_group *group, int32
     const size_t slot = (size_t)(group->first_slot + row);
     const float *const gate_bias = biases_of(layer, group, layer->gate_bias, group->weights->gate.rows);
     const float *const up_bias = biases_of(layer, group, layer->up_bias, group->weights->gate.rows);
-    if (gate_bias != NULL) c->kernels->add(gate, gate_bias + from, count);
-    if (up_bias != NULL) c->kernels->add(up, up_bias + from, count);
+    if (gate_bias != NULL) c->kernels->add_scaled(gate, gate_bias + from, 1, count);
+    if (up_bias != NULL) c->kernels->add_scaled(up, up_bias + from, 1, count);
     /* An input times w makes gate and up w times as large: their product is w^2 gate up sigmoid(w alpha gate). */
     const float scale = group->expert >= 0 && c->config->router_on_input ? group->factors[row] : 1;
     if (c->config->ffn_ungated) c->kernels->relu(gate, count);
@@ -84,7 +84,7 @@ static void down_item(void *argument, int32_t item, int32_t worker) {
         for (int32_t i = 0; slot == 0 && i < c->n; i++) memset(c->said + (size_t)i * (size_t)n_embd + from, 0, (size_t)count * sizeof(float));
         for (int32_t i = 0; i < group->n; i++) {
             float *const out = m.y + (size_t)i * (size_t)width, factor = group->factors == NULL ? 1 : group->factors[i];
-            if (bias != NULL) c->kernels->add(out, bias + from, count);
+            if (bias != NULL) c->kernels->add_scaled(out, bias + from, 1, count);
             c->kernels->add_scaled(c->said + (size_t)(group->rows == NULL ? i : group->rows[i]) * (size_t)n_embd + from, out,
                                    c->config->router_on_input && group->expert >= 0 ? factor * factor : factor, count);
         }

@@ -63,7 +63,7 @@ static void embed_item(void *argument, int32_t row, UNUSED int32_t worker) {
     if (config->embed_scale != 1) c->kernels->add_scaled(x, x, config->embed_scale - 1, config->n_embd);
     if (config->sinusoids == 0) return;
     rope_table(c->model->position_freq, half, c->positions[row] + config->sinusoids, 1, sines + half, sines);
-    c->kernels->add(x, sines, config->n_embd);
+    c->kernels->add_scaled(x, sines, 1, config->n_embd);
 }
 
 static int32_t route(struct chunk *c, const struct watch *watch, colibri_error *error) {
@@ -108,7 +108,7 @@ static void output_head(struct chunk *c) {
     c->products[0].y_rows = c->outputs;
     product_run(c, 1);
     for (int32_t i = 0; i < c->n_outputs; i++) {
-        if (model->output_bias != NULL) c->kernels->add(c->outputs[i], model->output_bias, c->config->n_vocab);
+        if (model->output_bias != NULL) c->kernels->add_scaled(c->outputs[i], model->output_bias, 1, c->config->n_vocab);
         if (c->config->output_cap > 0) c->kernels->soft_cap(c->outputs[i], c->config->output_cap, c->config->n_vocab);
     }
 }

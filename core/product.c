@@ -59,7 +59,7 @@ void product_norm_row(const struct chunk *chunk, float *out, const float *x, con
     const struct kernels *const kernels = chunk->kernels;
     if (bias != NULL) kernels->centre(out, x, n);
     kernels->rms_norm(out, bias != NULL ? out : x, weight, n, eps);
-    if (bias != NULL) kernels->add(out, bias, n);
+    if (bias != NULL) kernels->add_scaled(out, bias, 1, n);
 }
 
 static void row_item(void *argument, int32_t item, UNUSED int32_t worker) {
@@ -96,9 +96,9 @@ static void residual_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const int32_t n_embd = c->config->n_embd;
     const size_t at = (size_t)row * (size_t)n_embd;
     float *const h = r->said + at, *const x = c->x + at;
-    if (r->bias != NULL) c->kernels->add(h, r->bias, n_embd);
+    if (r->bias != NULL) c->kernels->add_scaled(h, r->bias, 1, n_embd);
     if (r->inner_norm != NULL) c->kernels->rms_norm(h, h, r->inner_norm, n_embd, c->config->norm_eps);
-    if (r->side != NULL) c->kernels->add(h, r->side + at, n_embd);
+    if (r->side != NULL) c->kernels->add_scaled(h, r->side + at, 1, n_embd);
     if (r->norm != NULL) c->kernels->rms_norm(h, h, r->norm, n_embd, c->config->norm_eps);
     c->kernels->add_scaled(x, h, c->config->residual_scale, n_embd);
     if (r->scale == NULL) return;

@@ -59,7 +59,7 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
     if (config->router_score == 2) choice = memcpy(biased, logits, (size_t)n_experts * sizeof *logits); /* sigmoids tie at 1 */
     if (bias != NULL) {
         choice = memcpy(biased, scores, (size_t)n_experts * sizeof *scores);
-        c->kernels->add(choice, bias, n_experts);
+        c->kernels->add_scaled(choice, bias, 1, n_experts);
     }
     if (config->n_expert_groups > 0) keep_groups(config, choice, n_experts);
     if (config->router_near > 0) choose_in_turn(c, logits, n_experts, biased, experts, scores);
@@ -78,7 +78,7 @@ static void route_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct layer *const weights = chunk_layer(c);
     const int32_t n_experts = weights->router.rows, used = c->config->n_experts_used;
     float *const logits = c->router_logits + (size_t)row * (size_t)n_experts;
-    if (weights->router_logit_bias != NULL) c->kernels->add(logits, weights->router_logit_bias, n_experts);
+    if (weights->router_logit_bias != NULL) c->kernels->add_scaled(logits, weights->router_logit_bias, 1, n_experts);
     choose(c, weights->router_bias, logits, n_experts,
            c->experts + (size_t)row * (size_t)used, c->expert_weights + (size_t)row * (size_t)used);
     for (int32_t i = row * used; weights->expert_scale != NULL && i < (row + 1) * used; i++) {

@@ -124,10 +124,6 @@ static void kernel_rotate(float *x, const float *cosine, const float *sine, int3
     }
 }
 
-static void kernel_add(float *y, const float *x, int32_t n) {
-    for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_add(load_at(y, i, n), load_at(x, i, n)));
-}
-
 static void kernel_add_scaled(float *y, const float *x, float a, int32_t n) {
     const vf factor = vf_set1(a);
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_fma(factor, load_at(x, i, n), load_at(y, i, n)));

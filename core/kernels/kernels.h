@@ -141,8 +141,7 @@ struct kernels {
     void (*softmax)(float *x, int32_t n);                      /* in place; n >= 1 */
     /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */
     void (*rotate)(float *x, const float *cosine, const float *sine, int32_t dim);
-    void (*add)(float *y, const float *x, int32_t n);               /* y += x */
-    void (*add_scaled)(float *y, const float *x, float a, int32_t n); /* y = fma(a, x, y) */
+    void (*add_scaled)(float *y, const float *x, float a, int32_t n); /* y = fma(a, x, y); y += x where a is 1 */
     void (*clamp)(float *x, float limit, int32_t n);                /* to +- limit */
     float (*dot)(const float *a, const float *b, int32_t n);
     float (*exp)(float x);

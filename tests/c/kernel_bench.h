@@ -10,10 +10,10 @@
 
 enum { BENCH_N = 2048, BENCH_ROWS = 1024, BENCH_HEAD = 128, BENCH_KEYS = 4096 };
 
-enum entry { QUANTIZE, RMS_NORM, SILU_MUL, SOFTMAX, ROTATE, ADD, ADD_SCALED, CLAMP, DOT, EXP, ALL_FINITE, ARGMAX, READ_ROW, MATMUL,
+enum entry { QUANTIZE, RMS_NORM, SILU_MUL, SOFTMAX, ROTATE, ADD_SCALED, CLAMP, DOT, EXP, ALL_FINITE, ARGMAX, READ_ROW, MATMUL,
              ATTEND, ATTEND_BLOCK, ATTEND_MERGE, CONVOLVE, DELTA };
 
-static const char *const entry_names[] = {"quantize", "rms_norm", "silu_mul", "softmax", "rotate", "add", "add_scaled",
+static const char *const entry_names[] = {"quantize", "rms_norm", "silu_mul", "softmax", "rotate", "add_scaled",
                                           "clamp", "dot", "exp", "all_finite", "argmax", "read_row", "matmul",
                                           "attend", "attend_block", "attend_merge", "convolve", "delta"};
 
@@ -39,7 +39,6 @@ static inline void bench_call(const struct bench *b) {
     case SILU_MUL: k->silu_mul(b->a, b->b, BENCH_N, 7, 1.702f, 0, 1); break;
     case SOFTMAX: k->softmax(b->a, BENCH_N); break;
     case ROTATE: k->rotate(b->a, b->b, b->b + BENCH_HEAD, BENCH_HEAD); break;
-    case ADD: k->add(b->a, b->b, BENCH_N); break;
     case ADD_SCALED: k->add_scaled(b->a, b->b, 0.001f, BENCH_N); break;
     case CLAMP: k->clamp(b->a, 1, BENCH_N); break;
     case DOT: bench_sink = k->dot(b->a, b->b, BENCH_N); break;
