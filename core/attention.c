@@ -135,25 +135,16 @@ static void merge_item(void *argument, int32_t head, UNUSED int32_t worker) {
                              c->q + (size_t)head * (size_t)config_key_dim(c->config, c->layer));
 }
 
-/* Keys and values that all query heads of all rows read. */
-static uint64_t attended_bytes(const struct attention_work *work) {
-    const struct chunk *const c = work->chunk;
-    uint64_t bytes = 0;
-    const int32_t dims = config_key_dim(c->config, c->layer) + config_kv_value_dim(c->config, c->layer);
-    const int64_t width = (int64_t)c->config->n_heads * dims;
-    for (int32_t row = 0; row < c->n; row++) bytes += row_bytes(end_key(work, row) - first_key(work, row), width);
-    return bytes;
-}
-
 /* Heads of all rows; where they are too few for the threads and the past is long, its blocks are shared out as well. */
 static void attend(struct attention_work *work) {
     const struct chunk *const c = work->chunk;
-    const int32_t parts = work->parts;
-    const uint64_t bytes = attended_bytes(work);
+    const int32_t parts = work->parts, dims = config_key_dim(c->config, c->layer) + config_kv_value_dim(c->config, c->layer);
+    uint64_t bytes = 0; /* of keys and values that all query heads of all rows read */
     int32_t blocks = 0;
     work->first_block = INT32_MAX;
     for (int32_t row = 0; row < c->n; row++) {
-        const int32_t held = (end_key(work, row) - 1) / KV_BLOCK + 1, first = first_key(work, row) / KV_BLOCK;
+        const int32_t end = end_key(work, row), begin = first_key(work, row), held = (end - 1) / KV_BLOCK + 1, first = begin / KV_BLOCK;
+        bytes += row_bytes(end - begin, (int64_t)c->config->n_heads * dims);
         work->first_block = first < work->first_block ? first : work->first_block;
         blocks = held > blocks ? held : blocks;
     }
@@ -186,24 +177,22 @@ static void grouped_rows(struct chunk *c, struct attention_work *work) {
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROPE);
 }
 
-/* cross: from a layer behind an encoder to the source. */
-static struct attention_work work_of(const struct chunk *c, bool cross) {
+/* cross: from a layer behind an encoder to the source, whose rows these are if `written`. */
+static struct attention_work work_of(const struct chunk *c, bool cross, bool written) {
     const bool encoder = c->layer < c->config->n_encoder_layers;
     return (struct attention_work){
         .chunk = c,
         .weights = cross ? &chunk_layer(c)->cross : &chunk_layer(c)->self,
         .source = cross || encoder,
-        .asks = true,
-        .writes = !cross,
+        .asks = !written,
+        .writes = !cross || written,
         .bias = cross ? NULL : encoder ? c->model->encoder_attn_bias : c->model->attn_bias,
         .parts = chunk_attend_parts(c->config, c->layer),
     };
 }
 
 void attention_source(struct chunk *c) {
-    struct attention_work work = work_of(c, true);
-    work.asks = false;
-    work.writes = true;
+    struct attention_work work = work_of(c, true, true);
     grouped_rows(c, &work);
 }
 
@@ -228,7 +217,7 @@ void attention_layer(struct chunk *c) {
     const bool attends = c->config->mixer[c->layer] == 0;
     const struct activation *const given = attends ? &c->attended : &c->delta_out;
     for (int cross = 0; cross <= (chunk_layer(c)->cross.q.data != NULL); cross++) {
-        struct attention_work work = work_of(c, cross != 0);
+        struct attention_work work = work_of(c, cross != 0, false);
         const struct attention_weights *const w = work.weights;
         product_norm(c, c->x, w->norm, w->norm_bias, c->config->norm_eps, w->reads_q8, &c->h);
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_NORM);
@@ -237,7 +226,7 @@ void attention_layer(struct chunk *c) {
         if (type_reads_q8(w->out.type)) product_quantize(c, given, c->n, 1);
         c->products[0] = product(&w->out, given, NULL, c->n, c->h.f32, (size_t)c->config->n_embd);
         product_run(c, 1);
-        product_residual(c, (struct residual){.said = c->h.f32, .bias = w->out_bias, .norm = w->post_norm});
+        product_residual((struct residual){.chunk = c, .said = c->h.f32, .bias = w->out_bias, .norm = w->post_norm});
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ATTN_OUT);
     }
 }

@@ -88,7 +88,7 @@ static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_
     if (routed) TRY(route(c, watch, error));
     if (both) product_norm(c, c->x, w->expert_norm, NULL, eps, w->ffn_reads_q8, &c->h);
     if (routed) TRY(ffn_experts(c, error));
-    product_residual(c, (struct residual){.said = c->said, .inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
+    product_residual((struct residual){.chunk = c, .said = c->said, .inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
                                           .side = both ? c->side.f32 : NULL, .scale = w->scale});
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
     return COLIBRI_OK;

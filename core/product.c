@@ -84,15 +84,9 @@ void product_quantize(const struct chunk *chunk, const struct activation *a, int
     threads_run(chunk->threads, row_item, &list, n, 2 * row_bytes(n, (int64_t)each * a->width));
 }
 
-struct residual_list {
-    const struct chunk *chunk;
-    struct residual residual;
-};
-
 static void residual_item(void *argument, int32_t row, UNUSED int32_t worker) {
-    const struct residual_list *const list = argument;
-    const struct chunk *const c = list->chunk;
-    const struct residual *const r = &list->residual;
+    const struct residual *const r = argument;
+    const struct chunk *const c = r->chunk;
     const int32_t n_embd = c->config->n_embd;
     const size_t at = (size_t)row * (size_t)n_embd;
     float *const h = r->said + at, *const x = c->x + at;
@@ -107,7 +101,6 @@ static void residual_item(void *argument, int32_t row, UNUSED int32_t worker) {
     c->kernels->add_scaled(x, h, *r->scale, n_embd);
 }
 
-void product_residual(const struct chunk *chunk, struct residual residual) {
-    struct residual_list list = {chunk, residual};
-    threads_run(chunk->threads, residual_item, &list, chunk->n, 3 * row_bytes(chunk->n, chunk->config->n_embd));
+void product_residual(struct residual r) {
+    threads_run(r.chunk->threads, residual_item, &r, r.chunk->n, 3 * row_bytes(r.chunk->n, r.chunk->config->n_embd));
 }

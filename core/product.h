@@ -25,11 +25,12 @@ void product_norm(const struct chunk *chunk, const float *x, const float *weight
                   const struct activation *to);
 /* What happens to rows `said` before x += said, in this order, and to x then; NULL: nothing. */
 struct residual {
+    const struct chunk *chunk;
     float *said;                           /* [n][n_embd]; changed */
     const float *bias, *inner_norm, *norm; /* [n_embd] */
     const float *side;                     /* [n][n_embd] added between the norms */
     const float *scale;                    /* [1] multiplies x */
 };
-void product_residual(const struct chunk *chunk, struct residual residual);
+void product_residual(struct residual residual);
 /* Quantises the first n times `each` rows, `each` an item. */
 void product_quantize(const struct chunk *chunk, const struct activation *a, int32_t n, int32_t each);
