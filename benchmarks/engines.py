@@ -82,16 +82,17 @@ def colibri_engine(
     return Engine(generate, opened.logits, {"isa": opened.isa, "threads": opened.threads, "kv": "f32"})
 
 
-def _since(before: Any, after: Any) -> dict[str, float] | None:
+def _since(before: Any, after: Any) -> dict[str, Any] | None:
     """What streamed experts cost between two states of Model.stats; None where none was streamed."""
-    hits, misses, read = (
-        int(getattr(after, name).sum() - getattr(before, name).sum())
-        for name in ("hits", "misses", "bytes_read")
-    )
-    tokens = after.tokens - before.tokens
-    if hits + misses == 0:
+    between = after.since(before)
+    if between.uses == 0:
         return None
-    return {"hit_rate": round(hits / (hits + misses), 4), "mb_per_token": round(read / tokens / 1e6, 1)}
+    return {
+        "hit_rate": round(between.hit_rate, 4),
+        "mb_per_token": round(between.bytes_per_token / 1e6, 1),
+        "prefetch": between.prefetch.state,
+        "asked_rate": round(between.asked_rate, 4),
+    }
 
 
 def transformers_engine(model: str, threads: int, dtype: str, experts: str) -> Engine:

@@ -1,7 +1,7 @@
 """Decode where the weights are larger than memory: Colibri in a budget against engines that map their file.
 
     python benchmarks/squeeze.py [--shape olmoe-7b] [--type q8] [--budget 2.45GB] [--leave 3GB] [--tokens 24]
-        [--threads 2] [--turns 2] [--policy lfru] [--lanes 4] [--skip NAME ...]
+        [--threads 2] [--turns 2] [--policy lfru] [--lanes 4] [--prefetch auto] [--skip NAME ...]
 
 A balloon locks all memory but --leave, so that the page cache cannot hold the file; then the engines, in
 turns and each alone, open the model, evaluate a short prompt and decode given tokens. Colibri keeps a budget
@@ -45,6 +45,7 @@ def measure(entrant: lineup.Entrant, asked: argparse.Namespace) -> dict[str, Any
     arguments = lineup.arguments(entrant, made, asked.shape, asked.threads, PROMPT, CONTEXT - PROMPT)
     if entrant.engine == "colibri":
         arguments |= {"memory": asked.budget, "expert_policy": asked.policy, "lanes": asked.lanes}
+        arguments |= {"prefetch": {"auto": None, "on": True, "off": False}[asked.prefetch]}
     n_vocab = SHAPES[asked.shape].n_vocab
     ids = np.random.default_rng(7).integers(5, n_vocab - 5, 2 * PROMPT + 8 + asked.tokens).tolist()
     drop_page_cache()
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--policy", default="lfru")
     parser.add_argument("--lanes", type=int, default=4)
+    parser.add_argument("--prefetch", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--skip", nargs="*", default=[])
     asked = parser.parse_args()
     machine.warn_if_busy()

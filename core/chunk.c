@@ -42,7 +42,7 @@ static void attention_buffers(struct chunk *k, struct arena *arena, const struct
 
 static void ffn_buffers(struct chunk *k, struct arena *arena, const colibri_model *model, uint64_t rows, uint64_t threads) {
     const struct config *const c = &model->config;
-    const uint64_t n_experts = (uint64_t)config_max_experts(c);
+    const uint64_t n_experts = (uint64_t)model->info.n_experts;
     const uint64_t used = n_experts == 0 ? 0 : (uint64_t)c->n_experts_used;
     const uint64_t slots = rows * (n_experts == 0 ? 1 : used + (c->n_ff_shared > 0 ? 1 : 0));
     const int32_t widest = larger(c->n_ff, larger(n_experts == 0 ? 0 : c->n_ff_expert, c->n_ff_shared));

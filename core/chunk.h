@@ -52,6 +52,7 @@ struct chunk {
     float *router_logits;                 /* [n][n_experts] */
     int32_t *experts;                     /* [n][n_experts_used] best first */
     float *expert_weights;                /* [n][n_experts_used] */
+    int32_t n_next;                       /* experts that the next layer may choose, in the place of `experts` */
     float *shared_weights;                /* [n] */
     int32_t *slot_rows;                   /* [slots] the row of a slot: a pair of row and expert, by experts */
     float *slot_weights;                  /* [slots] of routed experts */

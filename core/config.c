@@ -217,11 +217,3 @@ int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config,
     }
     return check_relations(config, error);
 }
-
-int32_t config_max_experts(const struct config *config) {
-    int32_t most = 0;
-    for (int32_t layer = 0; layer < config->n_layers; layer++) {
-        if (config->n_experts[layer] > most) most = config->n_experts[layer];
-    }
-    return most;
-}

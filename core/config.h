@@ -127,5 +127,3 @@ static inline size_t config_state_floats(const struct config *c) {
 
 /* Reads the config section of a container (docs/FORMAT.md §2) and checks each field and how fields fit together. */
 int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error);
-/* Largest n_experts of all layers. */
-int32_t config_max_experts(const struct config *config);

@@ -99,6 +99,7 @@ static int32_t evaluate(colibri_context *context, const colibri_input *inputs, i
     const int32_t status = run_chunks(context, inputs, n_inputs, first, observer);
     context->evaluating = false;
     if (status == COLIBRI_OK) return COLIBRI_OK;
+    experts_settle(&context->experts);
     atomic_store(&context->cancelled, false); /* a cancellation is spent by the evaluation that it ends */
     for (int32_t i = 0; i < n_inputs; i++) {
         cache_rewind(&context->cache, first + inputs[i].sequence, context->lengths_before[inputs[i].sequence]);

@@ -14,42 +14,62 @@ struct ffn_group {
     int32_t expert;       /* -1: dense or shared */
 };
 
-enum { EXPERT_LEVELS = 6 };
+enum { MOST_USES = 31 }; /* that LFRU counts */
+/* Experts that are read ahead at a time; rows of a decoding evaluation; evaluations of a trial, and from its begin to the next one's. */
+enum { AHEAD = 2, AHEAD_ROWS = 4, TRIAL = 64, TRIAL_EVERY = 1024 };
 
-/* A place for one expert in the ring of LRU, which begins and ends with a place without memory: newer is the one that was used
- * longest ago, older the last one. */
+/* A slot and who has it. */
 struct place {
     struct ffn_weights weights; /* as they lie here */
-    int32_t expert;             /* among those of all layers */
-    int32_t older, newer;
+    int32_t expert;             /* among those of all layers; -1: free */
+    int32_t buffer;             /* of `memory` that they lie in */
+    bool in_use;                /* in the turn at hand: it may not leave */
+    uint64_t touched;           /* the number of its last use */
 };
 
 struct experts {
     const colibri_model *model;
+    const colibri_params *params; /* of the context */
     int32_t n_slots;            /* 0: experts are read where the file is mapped */
     uint64_t slot_bytes;        /* of the largest expert, whole pages */
     uint64_t read_bytes;        /* that one read takes at most */
-    uint8_t *memory;            /* [n_slots][slot_bytes] */
-    struct place *places;       /* [n_slots + 1] */
+    int32_t n_ahead, n_pieces;  /* buffers for experts read ahead; reads that an expert takes */
+    uint8_t *memory;            /* [n_ahead + n_slots][slot_bytes] */
+    _Atomic int32_t *pieces;    /* [n_ahead + n_slots][n_pieces] the expert of which this is in a buffer; -1: of none */
+    struct place *places;       /* [n_slots] */
     int32_t *slot_of;           /* [experts of all layers] -1: in none */
-    bool lru;
-    uint8_t *uses;              /* [experts of all layers] LFRU: below 1 << (EXPERT_LEVELS - 1) */
-    uint64_t *levels;           /* [EXPERT_LEVELS][n_words] a bit for each expert that has a place and may leave it */
-    int32_t n_words, since_halved; /* uses since all were halved: what was liked long ago is forgotten */
-    int32_t n_filled, n_written; /* slots in use, and ever used, the first ones */
+    uint8_t *uses;              /* [experts of all layers] LFRU: up to MOST_USES */
+    uint64_t n_touches;         /* uses so far */
+    int32_t since_halved;       /* uses since all counts were halved: what was liked long ago is forgotten */
+    int32_t n_written;          /* slots that were ever used, the first ones */
     struct ffn_group *groups;   /* [n_experts + 1] of a turn, those first that are there */
     int32_t *missing;           /* [n_experts] slots that are being filled in this turn */
     int32_t n_missing;
-    struct threads lanes;       /* that read */
+    struct asked { int32_t expert, buffer; } asked[AHEAD]; /* of the next layer, by scouts */
+    int32_t n_asked, spare[AHEAD]; /* buffers that belong to no slot */
+    struct threads lanes, scouts; /* that read what is missing, and ahead */
     _Atomic int32_t fault;      /* errno of a read that failed; 0: none */
-    colibri_traffic *traffic;   /* [n_layers] the caller's; NULL: nobody counts */
+    _Atomic bool late;          /* to read ahead: what has not begun is left to the lanes */
+    bool decodes, tries, asks;  /* this evaluation is of a few rows; of a trial; asks ahead */
+    bool reads_ahead;           /* scouts have work */
+    int32_t n_decoded;          /* evaluations of a few rows since the last trial began */
+    uint64_t since;             /* the clock as this evaluation began */
+    float times[2][TRIAL / 2];  /* -nanoseconds, in this trial: off, on */
+    colibri_gate *gate, own_gate; /* the caller's, or ours */
 };
 
 /* Sizes and tables; then the memory of the slots, behind everything else, since much of it may stay untouched. */
-void experts_layout(struct experts *experts, struct arena *arena, const colibri_model *model, const colibri_params *params, void **stacks);
+void experts_layout(struct experts *experts, struct arena *arena, const colibri_model *model, const colibri_params *params);
 void experts_memory(struct experts *experts, struct arena *arena);
 void experts_reset(struct experts *experts);
 /* Begins a turn: finds or starts to read the first of n groups of the layer's experts, as many as there are slots. Returns
  * those groups, *n of them, the first *n_there of which may be used now, the others after experts_wait. */
 struct ffn_group *experts_take(struct experts *experts, int32_t layer, struct ffn_group *groups, int32_t *n, int32_t *n_there);
 int32_t experts_wait(struct experts *experts, int32_t layer, colibri_error *error);
+/* Starts to read up to AHEAD of n experts of a layer, those that have no slot, the first ones first, until experts_settle or the
+ * layer's turn. Slots and who leaves them stay what they would be without. */
+void experts_ahead(struct experts *experts, int32_t layer, const int32_t *chosen, int32_t n);
+void experts_settle(struct experts *experts);
+/* Around an evaluation of so many rows: whether it asks ahead, and what that took. */
+void experts_begin(struct experts *experts, int32_t n_rows);
+void experts_end(struct experts *experts);

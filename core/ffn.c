@@ -116,6 +116,7 @@ int32_t ffn_experts(struct chunk *c, colibri_error *error) {
         const struct ffn_group *const turn = experts_take(c->residency, c->layer, c->groups + first, &n, &n_there);
         run(c, turn, n_there, false);
         TRY(experts_wait(c->residency, c->layer, error));
+        if (first + n == c->n_groups) experts_ahead(c->residency, c->layer + 1, c->experts, c->n_next);
         run(c, turn + n_there, n - n_there, false);
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_GATE_UP);
         run(c, c->groups + first, n, true);

@@ -71,6 +71,8 @@ static int32_t route(struct chunk *c, const struct watch *watch, colibri_error *
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
     TRY(report_routing(c, watch, error));
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
+    router_ahead(c);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
     return COLIBRI_OK;
 }
 
@@ -78,8 +80,10 @@ static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_
     const struct layer *const w = chunk_layer(c);
     const float eps = c->config->norm_eps;
     const bool routed = c->config->n_experts[c->layer] > 0, both = routed && c->config->parallel_dense;
+    c->n_next = 0;
     product_norm(c, c->x, w->ffn_norm, w->ffn_norm_bias, eps, w->ffn_reads_q8, &c->h);
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_NORM);
+    if (!routed) router_ahead(c);
     if (!routed || both) TRY(ffn_dense(c, error));
     if (both) {
         product_norm(c, c->said, w->dense_post_norm, NULL, eps, false, &c->side);
@@ -135,6 +139,7 @@ static void hand_over(struct chunk *c, int32_t first) {
 int32_t forward(struct chunk *c, bool source, struct watch *watch, colibri_error *error) {
     const int32_t n_layers = c->config->n_layers, encoder = c->config->n_encoder_layers, end = source ? encoder : n_layers;
     TRY(check_file(c, error));
+    experts_begin(c->residency, c->n);
     threads_run(c->threads, embed_item, c, c->n, row_bytes(c->n, 4 * (int64_t)c->config->n_embd + 32 * c->config->rope_dim));
     profile_mark(&c->profile, n_layers, COLIBRI_PHASE_EMBED);
     for (c->layer = source ? 0 : encoder; c->layer < end; c->layer++) {
@@ -152,5 +157,6 @@ int32_t forward(struct chunk *c, bool source, struct watch *watch, colibri_error
     TRY(check_file(c, error));
     const int32_t status = check_logits(c, error);
     profile_mark(&c->profile, n_layers, COLIBRI_PHASE_OUTPUT);
+    experts_end(c->residency);
     return status;
 }

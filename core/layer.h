@@ -19,6 +19,9 @@ void delta_layer(struct chunk *chunk);
 /* Which experts a row goes to, and with what weights (Shazeer et al., arXiv:1701.06538). From h: router logits, the chosen
  * experts and weights of every row, then rows grouped by expert into chunk->groups. */
 void router_layer(struct chunk *chunk);
+/* Asks the next layer's router before its time: what would it choose for the rows x as they are? Into `experts` and n_next, by
+ * way of `said`; nothing where nobody wants to know. */
+void router_ahead(struct chunk *chunk);
 /* said = ffn(h), the dense one of the layer. */
 int32_t ffn_dense(struct chunk *chunk, colibri_error *error);
 /* The same of the weighted outputs of the experts that router_layer chose, plus the shared expert. */

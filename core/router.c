@@ -47,12 +47,14 @@ static void choose_in_turn(const struct chunk *c, const float *logits, int32_t n
     }
 }
 
-/* The chosen experts of a row, best first, and their weights. */
-static void choose(const struct chunk *c, const float *bias, const float *logits, int32_t n_experts, int32_t *experts, float *weights) {
+/* The experts of a layer that a row chooses by its products with the router, best first, and their weights. */
+static void choose(const struct chunk *c, const struct layer *layer, float *logits, int32_t *experts, float *weights) {
     const struct config *const config = c->config;
-    const int32_t used = config->n_experts_used;
+    const int32_t used = config->n_experts_used, n_experts = layer->router.rows;
+    const float *const bias = layer->router_bias;
     /* exp is monotone only up to rounding, so the choice is made among scores, as the references do. */
     float scores[CONFIG_MAX_EXPERTS], biased[CONFIG_MAX_EXPERTS], *choice = scores;
+    if (layer->router_logit_bias != NULL) c->kernels->add_scaled(logits, layer->router_logit_bias, 1, n_experts);
     memcpy(scores, logits, (size_t)n_experts * sizeof *logits);
     if (config->router_score == 0) c->kernels->softmax(scores, n_experts);
     else for (int32_t e = 0; e < n_experts; e++) scores[e] = sigmoid(c, logits[e]);
@@ -76,11 +78,9 @@ static void choose(const struct chunk *c, const float *bias, const float *logits
 static void route_item(void *argument, int32_t row, UNUSED int32_t worker) {
     const struct chunk *const c = argument;
     const struct layer *const weights = chunk_layer(c);
-    const int32_t n_experts = weights->router.rows, used = c->config->n_experts_used;
-    float *const logits = c->router_logits + (size_t)row * (size_t)n_experts;
-    if (weights->router_logit_bias != NULL) c->kernels->add_scaled(logits, weights->router_logit_bias, 1, n_experts);
-    choose(c, weights->router_bias, logits, n_experts,
-           c->experts + (size_t)row * (size_t)used, c->expert_weights + (size_t)row * (size_t)used);
+    const int32_t used = c->config->n_experts_used;
+    const size_t at = (size_t)row * (size_t)used;
+    choose(c, weights, c->router_logits + (size_t)row * (size_t)weights->router.rows, c->experts + at, c->expert_weights + at);
     for (int32_t i = row * used; weights->expert_scale != NULL && i < (row + 1) * used; i++) {
         c->expert_weights[i] *= weights->expert_scale[c->experts[i]];
     }
@@ -127,4 +127,17 @@ void router_layer(struct chunk *c) {
     product_run(c, 1);
     threads_run(c->threads, route_item, c, c->n, 8 * row_bytes(c->n, w->rows));
     group_rows(c);
+}
+
+void router_ahead(struct chunk *c) {
+    const int32_t next = c->layer + 1, used = c->config->n_experts_used, n_embd = c->config->n_embd;
+    const bool last = next == c->config->n_layers || next == c->config->n_encoder_layers;
+    if (!c->residency->asks || last || c->config->n_experts[next] == 0) return;
+    const struct layer *const l = &c->model->layers[next];
+    const struct activation guess = {c->said, NULL, n_embd, (size_t)n_embd, 0};
+    product_norm(c, c->x, l->router_norm != NULL ? l->router_norm : l->ffn_norm, l->ffn_norm_bias, c->config->norm_eps, false, &guess);
+    c->products[0] = product(&l->router, &guess, NULL, c->n, c->router_logits, (size_t)l->router.rows);
+    product_run(c, 1);
+    for (int32_t i = 0; i < c->n; i++) choose(c, l, c->router_logits + i * l->router.rows, c->experts + i * used, c->expert_weights + i * used);
+    c->n_next = c->n * used;
 }

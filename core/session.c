@@ -15,6 +15,7 @@ static int32_t check_params(const colibri_model *model, const colibri_params *p,
     TRY(status_range(error, "expert_slots", p->expert_slots, 0, model->n_experts));
     TRY(status_range(error, "expert_policy", p->expert_policy, COLIBRI_LFRU, COLIBRI_LRU));
     TRY(status_range(error, "lanes", p->lanes, 1, MAX_LANES));
+    TRY(status_range(error, "prefetch", p->prefetch, COLIBRI_PREFETCH_AUTO, COLIBRI_PREFETCH_OFF));
     FAIL_IF(p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0, error, ARGUMENT,
             "memory: expected an address aligned to %d bytes, found %p", OS_PAGE, p->memory);
     return COLIBRI_OK;
@@ -26,19 +27,19 @@ static int32_t usable_chunk(const colibri_params *p) {
     return rows < p->chunk ? (int32_t)rows : p->chunk;
 }
 
-/* The one layout of a context. Counting fills the plan; with a base it hands the pieces out. stacks: of threads and of lanes. */
+/* The one layout of a context. Counting fills the plan; with a base it hands the pieces out. */
 static void layout(const colibri_model *model, const colibri_params *p, colibri_context *context, struct arena *arena,
-                   void *stacks[2], colibri_memory_plan *plan) {
+                   colibri_memory_plan *plan) {
     uint64_t mark = arena->used;
     arena_take(arena, 1, sizeof *context);
     context->lengths_before = arena_take(arena, (uint64_t)p->max_batch, sizeof(int32_t));
     context->in_batch = arena_take(arena, (uint64_t)p->max_batch, sizeof(bool));
     plan->control = arena->used - mark;
     mark = arena->used;
-    threads_layout(&context->threads, arena, p->threads, &stacks[0]);
+    threads_layout(&context->threads, arena, p->threads);
     plan->threads = arena->used - mark;
     mark = arena->used;
-    experts_layout(&context->experts, arena, model, p, &stacks[1]);
+    experts_layout(&context->experts, arena, model, p);
     plan->expert_cache = arena->used - mark;
     mark = arena->used;
     chunk_layout(&context->chunk, arena, model, p, usable_chunk(p));
@@ -70,8 +71,7 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
 static int32_t count(const colibri_model *model, const colibri_params *p, colibri_memory_plan *plan, colibri_error *error) {
     struct arena arena = {0};
     colibri_context scratch;
-    void *stacks[2];
-    layout(model, p, &scratch, &arena, stacks, plan);
+    layout(model, p, &scratch, &arena, plan);
     FAIL_IF(arena.overflow || arena.used > (uint64_t)1 << 62, error, MEMORY,
             "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context, p->max_batch, p->chunk);
     return COLIBRI_OK;
@@ -88,9 +88,10 @@ int32_t colibri_plan(const colibri_model *model, const colibri_params *given, co
         p.expert_slots = 1;
         TRY(count(model, &p, plan, error));
         const uint64_t room = limit > plan->total_bytes ? limit - plan->total_bytes : 0;
-        const uint64_t more = room / (plan->slot_bytes + sizeof(struct place));
+        const uint64_t more = room / (plan->slot_bytes + sizeof(struct place) + sizeof(int32_t));
         p.expert_slots = (int32_t)(more < n_experts ? more + 1 : n_experts);
-        TRY(count(model, &p, plan, error));
+        do TRY(count(model, &p, plan, error)); /* tables are rounded up: one less may fit */
+        while (plan->total_bytes > limit && --p.expert_slots > 0);
     }
     FAIL_IF(plan->total_bytes > limit, error, MEMORY, "memory_limit: %" PRIu64 " bytes, needed are at least %" PRIu64 "; raise it, or ask "
             "for a smaller context, chunk or max_batch, or fewer expert_slots", limit, plan->total_bytes);
@@ -134,7 +135,7 @@ int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_cont
         p = &defaults;
     }
     colibri_memory_plan plan;
-    void *memory, *stacks[2];
+    void *memory;
     TRY(colibri_plan(model, p, &plan, error));
     TRY(find_memory(p, plan.context_bytes, &memory, error));
     struct arena arena = {.base = memory};
@@ -142,7 +143,7 @@ int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_cont
     memset(context, 0, sizeof *context);
     context->params = *p;
     context->params.expert_slots = plan.expert_slots;
-    layout(model, &context->params, context, &arena, stacks, &plan);
+    layout(model, &context->params, context, &arena, &plan);
     context->model = model;
     context->params.chunk = usable_chunk(p);
     context->bytes = plan.context_bytes;
@@ -156,9 +157,11 @@ int32_t colibri_init(colibri_model *model, const colibri_params *p, colibri_cont
     atomic_init(&context->cancelled, false);
     cache_reset(&context->cache);
     experts_reset(&context->experts);
+    *context->experts.gate = (colibri_gate){.state = p->prefetch};
     atomic_fetch_add(&model->references, 1);
-    int32_t status = threads_start(&context->threads, p->threads, p->pin != 0, true, stacks[0], error);
-    if (status == COLIBRI_OK) status = threads_start(&context->experts.lanes, plan.expert_slots > 0 ? p->lanes + 1 : 1, false, false, stacks[1], error);
+    int32_t status = threads_start(&context->threads, p->pin != 0, true, error);
+    if (status == COLIBRI_OK) status = threads_start(&context->experts.lanes, false, false, error);
+    if (status == COLIBRI_OK) status = threads_start(&context->experts.scouts, false, false, error);
     if (status != COLIBRI_OK) colibri_free(context);
     else *out = context;
     return status;
@@ -173,8 +176,9 @@ void colibri_free(colibri_context *context) {
     const bool owned = context->owns_memory;
     threads_stop(&context->threads);
     threads_stop(&context->experts.lanes);
+    threads_stop(&context->experts.scouts);
     /* Slots, states and blocks that were ever written, then all before them: untouched pages stay untouched. */
-    os_wipe(experts->memory, (uint64_t)experts->n_written * experts->slot_bytes);
+    os_wipe(experts->memory, (uint64_t)(experts->n_ahead + experts->n_written) * experts->slot_bytes);
     os_wipe(cache->pool, (uint64_t)cache->n_touched * cache->block_bytes);
     for (int32_t i = 0; cache->state_bytes > 0 && i < cache->n_sequences * STATES; i++) {
         if (cache->marks[i / STATES][i % STATES] >= 0) os_wipe(cache->states + (size_t)i * cache->state_bytes, cache->state_bytes);

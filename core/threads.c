@@ -59,38 +59,24 @@ static void wake_parked(struct threads *threads) {
     pthread_mutex_unlock(&threads->mutex);
 }
 
-void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks) {
+void threads_layout(struct threads *threads, struct arena *arena, int32_t n) {
+    *threads = (struct threads){.n = n};
     threads->workers = arena_take(arena, (uint64_t)(n - 1), sizeof(os_thread));
-    *stacks = arena_take(arena, (uint64_t)(n - 1), THREADS_STACK);
+    threads->stacks = arena_take(arena, (uint64_t)(n - 1), THREADS_STACK);
 }
 
-int32_t threads_start(struct threads *threads, int32_t n, bool pin, bool busy, void *stacks, colibri_error *error) {
-    threads->n = n;
+int32_t threads_start(struct threads *threads, bool pin, bool busy, colibri_error *error) {
+    const int32_t n = threads->n;
     threads->process = os_process_id();
-    threads->started = 0;
     threads->spins = busy ? SPINS_WHEN_BUSY : 0;
-    threads->timed = false;
-    threads->waited = 0;
-    atomic_init(&threads->ticket, 0);
-    atomic_init(&threads->unfinished, 0);
-    atomic_init(&threads->parked, 0);
-    atomic_init(&threads->numbered, 0);
-    atomic_init(&threads->stop, false);
     FAIL_IF(pthread_mutex_init(&threads->mutex, NULL) != 0 || pthread_cond_init(&threads->wake, NULL) != 0, error, IO,
             "the system refused a lock for the thread pool");
     for (int32_t i = 0; i < n - 1; i++) {
-        uint8_t *const stack = (uint8_t *)stacks + (size_t)i * THREADS_STACK;
+        uint8_t *const stack = threads->stacks + (size_t)i * THREADS_STACK;
         const int32_t cpu = pin ? os_core_cpu(i + 1) : -1;
-        if (pin && cpu < 0) {
-            threads_stop(threads);
-            return status_fail(error, COLIBRI_ERROR_ARGUMENT, "pin: at most %d threads (physical cores), found %d", i + 1, n);
-        }
-        if (os_thread_start(&threads->workers[i], stack, THREADS_STACK, cpu, worker, threads) != COLIBRI_OK) {
-            threads_stop(threads);
-            return status_fail(error, COLIBRI_ERROR_IO,
-                               "the system refused thread %d of %d; ask for fewer threads or raise the limit (ulimit -u)",
-                               i + 2, n);
-        }
+        FAIL_IF(pin && cpu < 0, error, ARGUMENT, "pin: at most %d threads (physical cores), found %d", i + 1, n);
+        FAIL_IF(os_thread_start(&threads->workers[i], stack, THREADS_STACK, cpu, worker, threads) != COLIBRI_OK, error, IO,
+                "the system refused thread %d of %d; ask for fewer threads or raise the limit (ulimit -u)", i + 2, n);
         threads->started++;
     }
     return COLIBRI_OK;

@@ -33,15 +33,16 @@ struct threads {
     uint64_t waited;           /* nanoseconds that the caller waited for the others */
     int64_t process;           /* that started them: a forked child has none of them */
     os_thread *workers;        /* [n - 1] */
+    uint8_t *stacks;           /* [n - 1][THREADS_STACK] */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
 };
 
 /* Takes stacks and tables from the arena; starts nothing. */
-void threads_layout(struct threads *threads, struct arena *arena, int32_t n, void **stacks);
+void threads_layout(struct threads *threads, struct arena *arena, int32_t n);
 /* pin: each worker stays on a physical core of its own, as far as they go; the first core is left to the caller. busy: workers
- * spin for a millisecond or two before they park. */
-int32_t threads_start(struct threads *threads, int32_t n, bool pin, bool busy, void *stacks, colibri_error *error);
+ * spin for a millisecond or two before they park. Where it fails some may run: threads_stop is for the caller. */
+int32_t threads_start(struct threads *threads, bool pin, bool busy, colibri_error *error);
 void threads_stop(struct threads *threads);
 /* Work that touches fewer bytes than this stays on the caller: handing it out would cost more (about 5 us of memory
  * traffic), and a worker that the system has put aside would hold everybody up. */

@@ -289,7 +289,6 @@ static void fill_info(colibri_model *model, uint64_t model_bytes) {
         .n_vocab_used = c->n_vocab_used,
         .n_layers = c->n_layers,
         .n_embd = c->n_embd,
-        .n_experts = config_max_experts(c),
         .n_experts_used = c->n_experts_used,
         .context_length = c->context_length,
         .file_bytes = model->container.file.bytes,
@@ -298,6 +297,9 @@ static void fill_info(colibri_model *model, uint64_t model_bytes) {
         .config = model->container.config,
         .config_bytes = model->container.config_bytes,
     };
+    for (int32_t layer = 0; layer < c->n_layers; layer++) {
+        if (c->n_experts[layer] > model->info.n_experts) model->info.n_experts = c->n_experts[layer];
+    }
 }
 
 int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error) {

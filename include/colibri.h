@@ -68,12 +68,29 @@ enum colibri_expert_policy {
     COLIBRI_LRU = 1   /* the one used longest ago */
 };
 
+/* Whether experts that the next layer is expected to choose are read while this one is computed. Never changes a result. */
+enum colibri_prefetch {
+    COLIBRI_PREFETCH_AUTO = 0, /* as colibri_gate finds */
+    COLIBRI_PREFETCH_ON = 1,
+    COLIBRI_PREFETCH_OFF = 2
+};
+
 /* What experts in slots cost in one layer. A use is of one expert by the rows of one chunk. */
 typedef struct colibri_traffic {
     uint64_t hits, misses; /* uses of experts that were in a slot, and that had to be read */
-    uint64_t bytes_read;
+    uint64_t bytes_read;   /* of those, ahead or when they were needed */
     uint64_t wait_ns;      /* of the evaluating thread for reads */
+    uint64_t asked, asked_used; /* experts that were asked for ahead, and those of them that came to use */
 } colibri_traffic;
+
+/* Measures prefetch on and off: of 1,024 evaluations of a few rows (decoding) the first 64 take turns, and what had the lower
+ * median is kept for the others; off, unless on is quicker by 1/64. Index 0: off, 1: on. */
+typedef struct colibri_gate {
+    int32_t state;         /* enum colibri_prefetch: what is kept now; AUTO: undecided */
+    int32_t trials;        /* that were decided */
+    uint64_t evaluations[2], ns[2]; /* of a few rows, and how long they took, in trials or not */
+    uint64_t median_ns[2]; /* in the last trial */
+} colibri_gate;
 
 /* What colibri_open found. Sizes in elements; pointers live as long as the model. */
 typedef struct colibri_model_info {
@@ -106,7 +123,9 @@ typedef struct colibri_params {
     int32_t expert_slots; /* experts that the context holds in slots, read when they are needed; 0: decided by memory_limit */
     int32_t expert_policy;/* enum colibri_expert_policy */
     int32_t lanes;        /* reads at the same time, 1 to 16; default 4 */
+    int32_t prefetch;     /* enum colibri_prefetch; but OFF it takes memory for two more experts than there are slots */
     colibri_traffic *traffic; /* [n_layers] the caller's, to which evaluations add (zero it first); NULL: nobody counts */
+    colibri_gate *gate;   /* the caller's, which evaluations keep up to date (zero it first); NULL: nobody asks */
 } colibri_params;
 
 /* Bytes by category, known before anything is taken. */

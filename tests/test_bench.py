@@ -384,12 +384,15 @@ def test_the_command_measures_a_synthetic_model(
 def test_streamed_experts_are_measured(call: Callable[..., Result], tiny: Callable[[str], Path]) -> None:
     """Half of the experts in slots: what is read are whole experts, and found and read are all uses."""
     small = ("--prompt", 8, "--decode", 20, "--repeat", 1, "--threads", 1)
-    streamed = ("--expert-slots", 16, "--expert-policy", "lru", "--lanes", 2)
+    streamed = ("--expert-slots", 16, "--expert-policy", "lru", "--lanes", 2, "--prefetch")
     data = json.loads(call("bench", tiny("q8"), *small, *streamed, "--json").out)
     (cell,) = data["cells"]
-    assert data["options"] == {"residency": "auto", "expert_slots": 16, "expert_policy": "lru", "lanes": 2}
+    chosen = {"residency": "auto", "expert_slots": 16, "expert_policy": "lru", "lanes": 2, "prefetch": True}
+    assert data["options"] == chosen
     assert cell["residency"] == "streamed" and cell["plan_bytes"]["expert_slots"] == 16
     assert cell["streaming"]["expert_slots"] == 16
+    (prefetch,) = cell["streaming"]["prefetch"]
+    assert prefetch["state"] == "on" and prefetch["on"]["evaluations"] >= 20 and prefetch["asked"] > 0
     expert = cell["plan_bytes"]["slot_bytes"]
     for part in ("prefill", "decode"):
         found = cell["streaming"][part]
@@ -398,7 +401,13 @@ def test_streamed_experts_are_measured(call: Callable[..., Result], tiny: Callab
     found = cell["streaming"]["decode"]
     assert found["bytes_read_per_token"] == pytest.approx(8 * (1 - found["hit_rate"]) * expert, rel=0.02)
     table = call("bench", tiny("q8"), *small, *streamed)
-    for words in ("experts in slots", "decode: found in slots", "read from disk per token", "waited for it"):
+    for words in (
+        "experts in slots",
+        "on 1",
+        "decode: found in slots",
+        "read from disk per token",
+        "waited for it",
+    ):
         assert words in table.out
     mapped = json.loads(call("bench", tiny("q8"), *small, "--json").out)["cells"][0]
     assert (mapped["residency"], mapped["streaming"]) == ("mapped", None)

@@ -25,6 +25,7 @@ TEXT = HEADER.read_text(encoding="utf-8")
 STRUCTS = (
     "colibri_error",
     "colibri_traffic",
+    "colibri_gate",
     "colibri_model_info",
     "colibri_traffic",
     "colibri_params",
@@ -92,7 +93,7 @@ def test_layouts_and_enums_are_those_of_the_c_compiler(tmp_path: Path) -> None:
 
     constants = {
         name: value
-        for kind in ("status", "phase", "residency", "expert_policy")
+        for kind in ("status", "phase", "residency", "expert_policy", "prefetch")
         for name, value in ffi().typeof(f"enum colibri_{kind}").relements.items()
     }
     found: dict[str, list[int]] = {name: [value] for name, value in constants.items()}

@@ -297,7 +297,7 @@ def test_zeros_in_the_place_of_a_lost_page_are_never_taken_for_weights(copy: Pat
         ({"residency": "mapped", "lanes": 2}, "lanes=2 has no effect"),
         ({"lanes": 2}, "lanes=2 has no effect: no expert is streamed"),
         ({"expert_policy": "lru"}, "expert_policy='lru' has no effect: no expert is streamed"),
-        ({"residency": "streamed", "prefetch": False}, "no effect"),
+        ({"residency": "resident", "prefetch": True}, "no effect"),
         ({"residency": "resident", "prefetch": False}, "no effect"),
         ({"prefetch": False, "progress": print}, "progress has no effect with prefetch=False"),
         ({"progress": 3}, "progress: expected a function"),

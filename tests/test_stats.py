@@ -35,6 +35,7 @@ def test_statistics_are_written_as_json(
     for words in (
         f"experts   5 of 8 in slots, hit rate {100 * stats['hit_rate']:.1f} % of {uses} uses",
         "layers    waited longest for: ",
+        "prefetch  undecided: on in ",
         "planned (streamed)",
         f"answer    {found['answer']['tokens']} tokens",
     ):

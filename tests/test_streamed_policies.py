@@ -1,6 +1,7 @@
 """The engine's cache of experts keeps to the rules that `colibri replay` simulates, miss by miss.
 
-Owns: that equality, for both policies, sizes from one slot on, prompts and single tokens. Refuses: the rules
+Owns: that equality, for both policies, sizes from one slot on, prompts and single tokens, with prefetch and
+without. Refuses: the rules
 themselves (test_replay.py), bits (test_residency.py)."""
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from colibri._native import RoutingView
 from colibri.analysis.policies import POLICIES, Accesses
 
 
+@pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("policy", ["lru", "lfru"])
 @pytest.mark.parametrize("slots", [1, 2, 3, 7, 10, 20, 33, 40])
-def test_misses_are_those_of_the_simulation(slots: int, policy: str) -> None:
+def test_misses_are_those_of_the_simulation(slots: int, policy: str, prefetch: bool) -> None:
     rng = np.random.default_rng(slots)
     steps: list[tuple[int, npt.NDArray[np.int32]]] = []
 
@@ -24,7 +26,13 @@ def test_misses_are_those_of_the_simulation(slots: int, policy: str) -> None:
         steps.append((view.layer, np.unique(view.rows().experts)))
 
     with colibri.load(
-        "demo", expert_slots=slots, expert_policy=policy, chunk=8, context=128, threads=1
+        "demo",
+        expert_slots=slots,
+        expert_policy=policy,
+        prefetch=prefetch,
+        chunk=8,
+        context=128,
+        threads=1,
     ) as model:
         counts = np.array(model.config["n_experts"])
         firsts = np.cumsum(counts) - counts

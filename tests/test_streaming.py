@@ -1,5 +1,6 @@
-"""Streamed experts: the same bytes as mapped ones, whatever the number of slots, the policy, and the way in
-which ids come; what it costs is counted; a file that changes meanwhile is an error, never other tokens.
+"""Streamed experts: the same bytes as mapped ones, whatever the number of slots, the policy, what is read
+ahead, and the way in which ids come; what it costs is counted; a file that changes meanwhile is an error,
+never other tokens.
 
 Owns: these, for every family with experts. Refuses: how much memory is taken (test_peak.py), which residency
 is chosen (test_residency.py), speed (benchmarks/).
@@ -22,7 +23,7 @@ import pytest
 import colibri
 from colibri import _native as native
 from colibri import cache
-from colibri.arguments import POLICIES
+from colibri.arguments import POLICIES, PREFETCHES
 from colibri.convert import convert
 from colibri.errors import ColibriError, ModelFileError, ModelIOError
 from colibri.format import read_container
@@ -65,8 +66,25 @@ def test_slots_and_policies_change_no_bit(name: str, type: str, words: str, poli
     options = {"slots": slots_of(path, words), "expert_policy": POLICIES[policy]}
     with engine(path, **options) as run:
         assert run.feed(ids_of(N_IDS)).tobytes() == alone(name, type)
-    with engine(path, chunk=33, threads=3, lanes=1, **options) as run:
+    with engine(path, chunk=33, threads=3, lanes=1, prefetch=PREFETCHES[True], **options) as run:
         assert pieces(run, ids_of(N_IDS), [140, 1, 1, 1, 20, 1]) == alone(name, type)
+
+
+@pytest.mark.parametrize("prefetch", PREFETCHES)
+@pytest.mark.parametrize(("name", "type"), _streamable())
+def test_prefetch_changes_no_bit(name: str, type: str, prefetch: bool | None) -> None:
+    """Id by id, through a trial and what follows it; then several sequences at a time, up to more than are
+    asked ahead for."""
+    path = models.converted(name, type)
+    with engine(path, slots=slots_of(path, "25 %"), prefetch=PREFETCHES[prefetch]) as run:
+        assert pieces(run, ids_of(N_IDS), [N_IDS - 80, *[1] * 80]) == alone(name, type)
+    with engine(path, max_batch=5, slots=slots_of(path, "50 %"), prefetch=PREFETCHES[prefetch]) as run:
+        for n in (2, 5):
+            found = run.feed_all({s: ids_of(N_IDS)[:1] for s in range(n)})
+            assert len({logits.tobytes() for logits in found.values()}) == 1
+            assert found[0].tobytes() == alone(name, type)[: found[0].nbytes]
+            for s in range(n):
+                native.rewind(run.context, s, 0)
 
 
 @pytest.mark.parametrize("words", SLOTS)
@@ -91,7 +109,7 @@ def test_batches_forks_and_rewinds(name: str, type: str, words: str) -> None:
 def test_encoders(maker: str, tmp_path: Path) -> None:
     path = convert(MAKERS[maker](tmp_path / "hf"), tmp_path / "model.colibri", "q8").path
     source, found = list(range(5, 30)), set()
-    for options in [{}, *({"expert_slots": slots_of(path, words)} for words in SLOTS)]:
+    for options in [{}, *({"expert_slots": slots_of(path, words), "prefetch": True} for words in SLOTS)]:
         with colibri.load(path, threads=2, **options) as model:  # type: ignore[arg-type]
             found.add(model.logits(IDS[:9], source=source).tobytes())
     assert len(found) == 1
@@ -146,6 +164,36 @@ def test_costs_are_counted() -> None:
     with colibri.load("demo") as model:
         model.logits(IDS)
         assert (model.stats.tokens, model.stats.uses) == (len(IDS), 0)
+
+
+@pytest.mark.parametrize("prefetch", PREFETCHES)
+def test_what_is_read_ahead_is_counted(prefetch: bool | None) -> None:
+    """The counts of both ways; that a trial is decided by time is for stream_test.c."""
+    with colibri.load("demo", expert_slots=4, prefetch=prefetch) as model:
+        assert model.stats.prefetch.state == {None: "undecided", True: "on", False: "off"}[prefetch]
+        model.logits(IDS)  # more rows than are counted
+        for id in [*IDS, *IDS]:
+            model.logits([id])
+        found = model.stats
+        ways = (found.prefetch.off.evaluations, found.prefetch.on.evaluations)
+        asked, used = int(found.asked.sum()), int(found.asked_used.sum())
+        assert sum(ways) == 2 * len(IDS) and found.prefetch.off.ns + found.prefetch.on.ns > 0
+        if prefetch is None:
+            assert found.prefetch.state in ("on", "off") and found.prefetch.trials == 1 and min(ways) == 32
+            assert min(found.prefetch.off.trial_median_ns, found.prefetch.on.trial_median_ns) > 0
+        else:
+            assert found.prefetch.trials == 0 and ways[not prefetch] == 0
+        if prefetch is not False:
+            assert used <= asked and not found.asked[0], "nobody asks for the first layer"
+            assert found.asked_rate > 0.3, "a trained router is foreseen better than by chance, 2 of 8"
+        else:
+            assert asked == used == found.asked_rate == 0
+        told = json.loads(json.dumps(found.as_dict()))
+        assert told["prefetch"]["asked"] == asked == sum(told["layers"]["asked"])
+        assert told["prefetch"]["on"]["evaluations"] == ways[1]
+        assert model.stats.since(found).prefetch.on.evaluations == 0
+        plan = model.memory
+    assert plan.expert_cache >= (4 + 2 * (prefetch is not False)) * plan.slot_bytes
 
 
 def test_fewer_slots_than_a_token_uses_give_no_hits_with_lru() -> None:

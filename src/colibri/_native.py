@@ -21,6 +21,7 @@ from typing import Any, NewType
 import numpy as np
 
 from colibri._records import Bytes
+from colibri._records import Counters as Counters
 from colibri._records import Counts as Counts
 from colibri._records import Floats as Floats
 from colibri._records import Ids as Ids
@@ -148,12 +149,13 @@ def default_params(model: ModelHandle) -> Params:
     return Params(**{name: getattr(params, name) for name in Params.__slots__})
 
 
-def _params(params: Params, traffic: Counts | None = None) -> Any:
-    """traffic: uint64 [n_layers, 4], which must outlive the context."""
+def _params(params: Params, counters: Counters | None = None) -> Any:
+    """counters must outlive the context."""
     ffi, _ = _load()
     values = {name: getattr(params, name) for name in Params.__slots__}
-    if traffic is not None:
-        values["traffic"] = ffi.cast("colibri_traffic *", ffi.from_buffer(traffic, require_writable=True))
+    for name in ("traffic", "gate") if counters is not None else ():
+        array = ffi.from_buffer(getattr(counters, name), require_writable=True)
+        values[name] = ffi.cast(f"colibri_{name} *", array)
     return ffi.new("colibri_params *", values)
 
 
@@ -183,10 +185,10 @@ def plan(model: ModelHandle, params: Params) -> MemoryPlan:
     return MemoryPlan(**{name: getattr(found, name) for name in MemoryPlan.__slots__})
 
 
-def init(model: ModelHandle, params: Params, traffic: Counts | None = None) -> ContextHandle:
+def init(model: ModelHandle, params: Params, counters: Counters | None = None) -> ContextHandle:
     ffi, library = _load()
     context, error = ffi.new("colibri_context **"), ffi.new("colibri_error *")
-    _check(library.colibri_init(model, _params(params, traffic), context, error), error)
+    _check(library.colibri_init(model, _params(params, counters), context, error), error)
     return ContextHandle(context[0])
 
 

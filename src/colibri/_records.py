@@ -47,6 +47,25 @@ class Params:
     expert_slots: int = 0
     expert_policy: int = 0
     lanes: int = 4
+    prefetch: int = 0
+
+
+_TRAFFIC = ("hits", "misses", "bytes_read", "wait_ns", "asked", "asked_used")
+_GATE = np.dtype(
+    [("state", "i4"), ("trials", "i4"), ("evaluations", "u8", 2), ("ns", "u8", 2), ("median_ns", "u8", 2)]
+)
+
+
+class Counters:
+    """What a context adds to as long as it lives: colibri_traffic of each layer, and colibri_gate."""
+
+    def __init__(self, n_layers: int) -> None:
+        self.traffic = np.zeros((n_layers, len(_TRAFFIC)), np.uint64)
+        self.gate = np.zeros((), _GATE)
+
+    def by_layer(self) -> dict[str, Counts]:
+        """Copies [n_layers], by the names of the fields."""
+        return dict(zip(_TRAFFIC, self.traffic.T.copy(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ IdList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 RESIDENCIES = {"mapped": 0, "resident": 1, "streamed": 2}  # colibri_residency
 POLICIES = {"lfru": 0, "lru": 1}  # colibri_expert_policy
+PREFETCHES = {None: 0, True: 1, False: 2}  # colibri_prefetch; None: as is found to be quicker
 
 
 def bounded(name: str, value: object, high: int, *, optional: bool = True) -> int | None:
@@ -44,7 +45,7 @@ class Opening:
     max_batch: int = 1
     chunk: int | None = None
     residency: str = "auto"
-    prefetch: bool = True
+    prefetch: bool | None = None
     pin: bool = False
     progress: Callable[[int, int], object] | None = None  # bytes done, bytes in all
     memory: int | str | None = None
@@ -58,9 +59,9 @@ class Opening:
         self.counts()
         self.memory_limit()
         self.node()
-        for name in ("prefetch", "pin", "mlock"):
-            if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name}: expected True or False, found {getattr(self, name)!r}")
+        for name, value in (("prefetch", self.prefetch), ("pin", self.pin), ("mlock", self.mlock)):
+            if not isinstance(value, bool) and not (name == "prefetch" and value is None):
+                raise ArgumentError(f"{name}: expected True or False, found {value!r}")
         _one_of("residency", self.residency, ("auto", *RESIDENCIES))
         if self.expert_policy is not None:
             _one_of("expert_policy", self.expert_policy, POLICIES)
@@ -75,12 +76,12 @@ class Opening:
             raise ArgumentError(
                 f"progress: expected a function of two numbers (bytes), found {self.progress!r}"
             )
-        if self.residency in ("resident", "streamed") and not self.prefetch:
+        if self.residency == "resident" and self.prefetch is not None:
             raise ArgumentError(
-                f"prefetch=False has no effect with residency={self.residency!r}, which copies weights at "
+                f"prefetch={self.prefetch} has no effect with residency='resident', which copies weights at "
                 "once"
             )
-        if self.progress is not None and not self.prefetch:
+        if self.progress is not None and self.prefetch is False and self.residency != "streamed":
             raise ArgumentError("progress has no effect with prefetch=False: no weights are brought in")
         if self.pin and self.threads is not None:
             if self.threads == 1:

@@ -22,7 +22,7 @@ from colibri import chat as chat_template
 from colibri import placement
 from colibri import residency as residency_rules
 from colibri import sampling as sampling_rules
-from colibri._native import Counts, Floats, Ids, MemoryPlan
+from colibri._native import Floats, Ids, MemoryPlan
 from colibri.arguments import IdList, Opening, checked_ids
 from colibri.cache import resolve
 from colibri.drawing import drawer
@@ -63,7 +63,7 @@ def load(
     expert_slots: int | None = None,
     expert_policy: str | None = None,
     lanes: int | None = None,
-    prefetch: bool = True,
+    prefetch: bool | None = None,
     pin: bool = False,
     numa: int | None = None,
     mlock: bool = False,
@@ -83,15 +83,17 @@ def load(
     memory: most bytes that this process may hold, such as "4GiB" or a number; by default nine tenths of what
     the machine, or its control group, has left. A limit that is too low raises MemoryPlanError, which names
     what is needed.
-    residency: "mapped" leaves the weights in the page cache and, with prefetch, reads them ahead in a thread
-    while the model is in use already; "resident" copies them into private memory in huge pages first, which
-    is read faster; "streamed" copies all but the routed experts, which are read into slots when tokens choose
-    them; "auto" is "mapped" where all fits, else "streamed". Model.residency says which it is. No choice
-    changes a result.
+    residency: "mapped" leaves the weights in the page cache and, unless prefetch is False, reads them ahead
+    in a thread while the model is in use already; "resident" copies them into private memory in huge pages
+    first, which is read faster; "streamed" copies all but the routed experts, which are read into slots when
+    tokens choose them; "auto" is "mapped" where all fits, else "streamed". Model.residency says which it is.
+    No choice changes a result.
     expert_slots: experts that are held, of all layers together; by default as many as `memory` allows.
     expert_policy: whose slot is taken for another: "lfru" (default), of the experts used least often lately,
-    or "lru", of the one used longest ago. lanes: reads at the same time, 1 to 16, by default 4. Model.stats
-    says what streaming costs.
+    or "lru", of the one used longest ago. lanes: reads at the same time, 1 to 16, by default 4.
+    prefetch: of streamed experts, whether those that the next layer is likely to choose are read while this
+    one is computed; by default what proves quicker while tokens are decoded. Model.stats says what streaming
+    costs, and which it is.
     pin: each thread but the caller's stays on a physical core of its own; more threads than cores are
     refused. numa: threads run on this NUMA node and memory is taken there. mlock: nothing that this process
     uses is swapped out or dropped any more, once it is in memory.
@@ -158,10 +160,10 @@ class Model:
         closing.detach()
         failed = weakref.finalize(self, _end, fetching, handle)  # until there is a context
         self.memory: MemoryPlan = native.plan(handle, params)
-        self._traffic = np.zeros((info.n_layers, 4), np.uint64)
-        context_handle = native.init(handle, params, self._traffic)
+        self._counters = native.Counters(info.n_layers)
+        context_handle = native.init(handle, params, self._counters)
         failed.detach()
-        self._release = weakref.finalize(self, _end, fetching, handle, context_handle, self._traffic)
+        self._release = weakref.finalize(self, _end, fetching, handle, context_handle, self._counters)
         self._sequences = Sequences(context_handle, params, info.n_vocab)
         self._end_reading = fetching
 
@@ -342,7 +344,7 @@ class Model:
     @property
     def stats(self) -> Traffic:
         """What streamed experts have cost so far; nothing where no expert is streamed. A copy."""
-        return Traffic(self._sequences.rows, *self._traffic.T.copy())
+        return Traffic.of(self._sequences.rows, self._counters)
 
     # --- life
 
@@ -426,7 +428,7 @@ def _end(
     fetching: Callable[[], None],
     model: native.ModelHandle,
     context: native.ContextHandle | None = None,
-    _traffic: Counts | None = None,  # the context adds to it as long as it lives
+    _counters: native.Counters | None = None,  # the context adds to them as long as it lives
 ) -> None:
     fetching()
     if context is not None:

@@ -9,17 +9,56 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from colibri import _native as native
-from colibri._native import Counts
-from colibri.arguments import POLICIES, RESIDENCIES, Opening
+from colibri._native import Counters, Counts
+from colibri.arguments import POLICIES, PREFETCHES, RESIDENCIES, Opening
 from colibri.errors import ArgumentError, CancelledError, MemoryPlanError
 from colibri.memory import available_bytes, resident_bytes
 
 _log = logging.getLogger("colibri")
 _SHARE = 0.9  # of the memory that the machine has left, which experts may take where no limit is given
-_BY_LAYER = ("hits", "misses", "bytes_read", "wait_ns")
+_BY_LAYER = ("hits", "misses", "bytes_read", "wait_ns", "asked", "asked_used")
+_STATES = ("undecided", "on", "off")  # colibri_prefetch
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Evaluations of a few rows, as decoding is, with prefetch on or off."""
+
+    evaluations: int
+    ns: int  # that they took
+    trial_median_ns: int  # of one, in the last trial; 0: there was none
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Whether experts that the next layer is likely to choose are read ahead, and why: now and then both ways
+    take turns, and what had the lower median is kept."""
+
+    state: str  # what is kept now: "on", "off", "undecided"
+    trials: int  # that were decided
+    off: Way
+    on: Way
+
+    @classmethod
+    def of(cls, counters: Counters) -> Prefetch:
+        gate = counters.gate
+        off, on = (
+            Way(int(gate["evaluations"][at]), int(gate["ns"][at]), int(gate["median_ns"][at]))
+            for at in range(2)
+        )
+        return cls(_STATES[int(gate["state"])], int(gate["trials"]), off, on)
+
+    def since(self, earlier: Prefetch) -> Prefetch:
+        """Counts that were added after an earlier one; state and medians stay those of now."""
+        off, on = (
+            Way(now.evaluations - before.evaluations, now.ns - before.ns, now.trial_median_ns)
+            for now, before in ((self.off, earlier.off), (self.on, earlier.on))
+        )
+        return Prefetch(self.state, self.trials - earlier.trials, off, on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +71,13 @@ class Traffic:
     misses: Counts  # [n_layers] that had to be read
     bytes_read: Counts  # [n_layers]
     wait_ns: Counts  # [n_layers] nanoseconds that evaluations waited for reads
+    asked: Counts  # [n_layers] experts that were asked for ahead
+    asked_used: Counts  # [n_layers] of these, that came to use
+    prefetch: Prefetch
+
+    @classmethod
+    def of(cls, tokens: int, counters: Counters) -> Traffic:
+        return cls(tokens, **counters.by_layer(), prefetch=Prefetch.of(counters))
 
     @property
     def uses(self) -> int:
@@ -52,18 +98,29 @@ class Traffic:
         """Of all layers."""
         return int(self.wait_ns.sum()) / 1e9
 
+    @property
+    def asked_rate(self) -> float:
+        """Of the experts that were asked for ahead, the share that came to use; 0 before the first."""
+        asked = int(self.asked.sum())
+        return int(self.asked_used.sum()) / asked if asked else 0.0
+
     def since(self, earlier: Traffic) -> Traffic:
         """What was added after an earlier one."""
-        layers = (getattr(self, name) - getattr(earlier, name) for name in _BY_LAYER)
-        return Traffic(self.tokens - earlier.tokens, *layers)
+        layers = {name: getattr(self, name) - getattr(earlier, name) for name in _BY_LAYER}
+        return Traffic(self.tokens - earlier.tokens, **layers, prefetch=self.prefetch.since(earlier.prefetch))
 
-    def totals(self) -> dict[str, float]:
+    def totals(self) -> dict[str, Any]:
         """For JSON: all layers together."""
         return {
             "tokens": self.tokens,
             "hit_rate": self.hit_rate,
             "bytes_per_token": self.bytes_per_token,
             "wait_seconds": self.wait_seconds,
+            "prefetch": {
+                **asdict(self.prefetch),
+                "asked": int(self.asked.sum()),
+                "asked_used": int(self.asked_used.sum()),
+            },
         }
 
     def as_dict(self) -> dict[str, object]:
@@ -85,6 +142,7 @@ def decide(
         memory_limit=limit,
         expert_slots=chosen.expert_slots or 0,
         expert_policy=POLICIES[chosen.expert_policy or "lfru"],
+        prefetch=PREFETCHES[chosen.prefetch],
     )
     if kind in ("mapped", "resident"):
         params = replace(params, memory_limit=0)
@@ -155,7 +213,7 @@ def bring_in(
             check_room(native.plan(model, params))
         native.fetch(model, RESIDENCIES[kind], progress)
         return _nothing
-    if not chosen.prefetch:
+    if chosen.prefetch is False:
         return _nothing
     stop = threading.Event()
     thread = threading.Thread(

@@ -1,7 +1,9 @@
 /* stream_test.c: streamed experts from C, with reads that fail. Loads a MoE model and checks
- *   slots     the same logits as mapped, for 1 slot, one token's demand, half and all, both policies, many lanes
+ *   slots     the same logits as mapped, for 1 slot, one token's demand, half and all, both policies, many lanes, prefetch or not
  *   counts    what colibri_traffic says fits together: uses do not depend on slots, bytes are those of misses
  *   memory    slots in a buffer of exactly the planned size: nothing written outside, all wiped by colibri_free
+ *   limits    any limit for memory gives as many slots as it has room for
+ *   gate      prefetch is kept where evaluations with it are quicker, else not; the other way when a later trial says so
  *   reads     interrupted, short, or refused past the page cache: the same logits
  *   faults    for every n the n-th read fails: an error, sequences as they were, and the same logits when asked again
  *   file      cut off, or written to, while it is open: an error
@@ -67,6 +69,7 @@ static colibri_params params_of(const colibri_model *model, int32_t slots, colib
     params.threads = 2;
     params.chunk = 16; /* the prompt comes in two chunks */
     params.expert_slots = slots;
+    params.prefetch = COLIBRI_PREFETCH_ON;
     params.traffic = traffic;
     return params;
 }
@@ -89,6 +92,15 @@ static int32_t evaluate(colibri_context *context, float *logits) {
         TRY(colibri_evaluate(context, &input, 1, NULL));
     }
     return COLIBRI_OK;
+}
+
+/* An evaluation's way: prefetch off (0), on (1), or whatever is kept. Layers take longer in those that go the slow one. */
+static int slow_way, way;
+
+static int32_t slow_layer(void *user, uint64_t done, uint64_t total) {
+    (void)user, (void)done, (void)total;
+    if (way == slow_way) usleep(2000);
+    return 0;
 }
 
 struct reference {
@@ -117,20 +129,50 @@ static void check_slots(const struct reference *mapped) {
         colibri_params params = params_of(model, counts[i / 2], traffic);
         params.expert_policy = i % 2;
         params.lanes = i % 3 == 0 ? 1 : i % 3 * 8;
+        params.prefetch = i % 4 == 3 ? COLIBRI_PREFETCH_OFF : i % 4 == 2 ? COLIBRI_PREFETCH_AUTO : COLIBRI_PREFETCH_ON;
         const bool good = same(mapped, &params);
         for (int32_t layer = 0; layer < n_layers; layer++) {
             sum.hits += traffic[layer].hits;
             sum.misses += traffic[layer].misses;
             sum.bytes_read += traffic[layer].bytes_read;
+            sum.asked += traffic[layer].asked;
+            sum.asked_used += traffic[layer].asked_used;
         }
         if (i == 0) uses_of_one = sum.hits + sum.misses;
         check(good, "slots: %d of %d, policy %d, %d lanes: same logits (%llu hits, %llu misses)", params.expert_slots, all, i % 2,
               params.lanes, (unsigned long long)sum.hits, (unsigned long long)sum.misses);
         check(sum.hits + sum.misses == uses_of_one && sum.misses >= 1 && sum.bytes_read == sum.misses * ffn_bytes(&model->experts[0]),
               "counts: %llu uses, bytes are those of the misses", (unsigned long long)uses_of_one);
+        check((sum.asked > 0) == (params.prefetch != COLIBRI_PREFETCH_OFF) && sum.asked_used <= sum.asked && sum.asked_used <= sum.misses,
+              "counts: prefetch %d: of %llu experts asked for ahead %llu came to use", params.prefetch, (unsigned long long)sum.asked,
+              (unsigned long long)sum.asked_used);
         check(params.expert_slots < all || sum.misses <= (uint64_t)all, "counts: with all slots no expert is read twice");
         free(traffic);
     }
+}
+
+/* Any limit from that of one slot on gives as many slots as it has room for, wherever in a page the tables end. */
+static void check_limits(const struct reference *mapped) {
+    colibri_params params = params_of(mapped->model, 1, NULL);
+    colibri_memory_plan plan;
+    colibri_error error;
+    int wrong = 0, tried = 0, streamed = 0;
+    params.lanes = 1;
+    params.prefetch = COLIBRI_PREFETCH_OFF;
+    for (params.context = 8; params.context <= 64; params.context += 8) {
+        params.expert_slots = 1;
+        params.memory_limit = 0;
+        if (colibri_plan(mapped->model, &params, &plan, &error) != COLIBRI_OK) stop("colibri_plan", error.text);
+        const uint64_t slot = plan.slot_bytes, least = plan.total_bytes + 256 * 1024; /* the process may grow meanwhile */
+        params.expert_slots = 0;
+        for (uint64_t more = 0; more < (uint64_t)(mapped->model->n_experts - 1) * slot; more += slot / 37 + 1, tried++) {
+            params.memory_limit = least + more;
+            const bool good = colibri_plan(mapped->model, &params, &plan, &error) == COLIBRI_OK && plan.total_bytes <= params.memory_limit;
+            streamed += plan.expert_slots > 0;
+            wrong += !good || (plan.expert_slots > 0 && plan.expert_slots < (int32_t)(more / (slot + 256)));
+        }
+    }
+    check(wrong == 0 && streamed > 0, "limits: %d of %d gave no plan, or one that is too large or too small; %d gave slots", wrong, tried, streamed);
 }
 
 static void check_memory(const struct reference *mapped, int32_t slots) {
@@ -149,20 +191,51 @@ static void check_memory(const struct reference *mapped, int32_t slots) {
     colibri_context *const context = start(mapped->model, &params);
     float *const logits = take(mapped->bytes);
     check(evaluate(context, logits) == COLIBRI_OK && memcmp(logits, mapped->logits, mapped->bytes) == 0, "memory: same logits in the caller's");
-    const uint8_t *const slot = context->experts.memory;
-    const int32_t filled = context->experts.n_written;
+    const uint8_t *const slot = context->experts.places[0].weights.gate.data, *const memory = context->experts.memory;
+    const int32_t filled = context->experts.n_ahead + context->experts.n_written;
     const uint8_t before = slot[0];
     const struct ffn_weights *const held = &mapped->model->experts[context->experts.places[0].expert];
     check(memcmp(slot, held->gate.data, ffn_bytes(held)) == 0, "memory: a slot holds its expert as it lies in the file (byte 0: %d)", before);
     colibri_free(context);
     uint64_t left = 0, outside = 0;
-    for (uint64_t i = 0; i < (uint64_t)filled * plan.slot_bytes; i++) left += slot[i] != 0;
+    for (uint64_t i = 0; i < (uint64_t)filled * plan.slot_bytes; i++) left += memory[i] != 0;
     for (uint64_t i = 0; i < OS_PAGE; i++) outside += buffer[i] != PATTERN || buffer[OS_PAGE + plan.context_bytes + i] != PATTERN;
     for (uint64_t i = 0; i + 64 <= plan.context_bytes && filled > 0; i += 64) left += memcmp(buffer + OS_PAGE + i, held->gate.data, 64) == 0;
     check(left == 0 && outside == 0, "memory: %llu bytes of %d slots survive colibri_free, %llu were written outside", (unsigned long long)left,
           filled, (unsigned long long)outside);
     free(buffer);
     free(logits);
+}
+
+/* Evaluations with prefetch, or those without it, take longer: what is kept? One id at a time, up to the end of a trial. */
+static void check_gate(const struct reference *mapped) {
+    colibri_gate gate = {0};
+    colibri_params params = params_of(mapped->model, 4, NULL);
+    params.prefetch = COLIBRI_PREFETCH_AUTO;
+    params.gate = &gate;
+    colibri_context *const context = start(mapped->model, &params);
+    const int32_t id = 1, source[] = {1, 2, 3};
+    const colibri_input input = {.n_ids = 1, .ids = &id};
+    const colibri_observer observer = {.progress = slow_layer};
+    uint64_t n = 0;
+    if (mapped->model->config.n_encoder_layers > 0 && colibri_encode(context, 0, source, 3, NULL) != COLIBRI_OK) stop("colibri_encode", "failed");
+    const uint64_t before = gate.evaluations[0] + gate.evaluations[1];
+    for (int trial = 0; trial < 3; trial++) {
+        const int slow = slow_way = trial % 2;
+        do {
+            const int32_t at = context->experts.n_decoded;
+            way = at < TRIAL ? (at ^ at >> 1) & 1 : -1;
+            if (colibri_position(context, 0) >= 16) colibri_rewind(context, 0, 0);
+            if (colibri_evaluate(context, &input, 1, &observer) != COLIBRI_OK) stop("colibri_evaluate", colibri_last_error(context)->text);
+            n++;
+        } while (gate.trials == trial);
+        check(gate.state == (slow ? COLIBRI_PREFETCH_OFF : COLIBRI_PREFETCH_ON) && (gate.median_ns[1] > gate.median_ns[0]) == slow,
+              "gate: trial %d: without %llu ns, with %llu ns: %s", trial, (unsigned long long)gate.median_ns[0],
+              (unsigned long long)gate.median_ns[1], gate.state == COLIBRI_PREFETCH_ON ? "on" : "off");
+    }
+    check(n == 2 * TRIAL_EVERY + TRIAL - before && gate.evaluations[0] + gate.evaluations[1] == n + before && gate.evaluations[1] > TRIAL_EVERY,
+          "gate: of %llu evaluations %llu with prefetch", (unsigned long long)n, (unsigned long long)gate.evaluations[1]);
+    colibri_free(context);
 }
 
 static void check_reads(const struct reference *mapped) {
@@ -300,6 +373,7 @@ int main(int argc, char **argv) {
     if (mapped.model->n_experts < 6) stop(argv[1], "it has too few routed experts");
     mapped.bytes = 4 * (size_t)mapped.model->info.n_vocab * sizeof(float);
     mapped.logits = take(mapped.bytes);
+    check_limits(&mapped); /* before any of the file is in memory */
     const colibri_params params = params_of(mapped.model, 0, NULL);
     colibri_context *const context = start(mapped.model, &params);
     if (evaluate(context, mapped.logits) != COLIBRI_OK) stop("colibri_evaluate", colibri_last_error(context)->text);
@@ -309,6 +383,7 @@ int main(int argc, char **argv) {
     check_memory(&mapped, mapped.model->n_experts);
     atomic_store(&manner, ODD_ONCE); /* what is left then ends in the same page as the whole */
     check_memory(&mapped, 1);
+    check_gate(&mapped);
     check_reads(&mapped);
     check_faults(&mapped);
     check_file(argv[1], argv[2], &mapped);

@@ -93,7 +93,11 @@ class Cell:
             "prefill": [turn.prefill_traffic for turn in self.turns],
             "decode": [turn.decode_traffic for turn in self.turns],
         }
-        return {"expert_slots": self.turns[0].plan["expert_slots"]} | {
+        told = {
+            "expert_slots": self.turns[0].plan["expert_slots"],
+            "prefetch": [one["prefetch"] for one in parts["decode"]],
+        }
+        return told | {
             part: {
                 "hit_rate": median(one["hit_rate"] for one in of),
                 "bytes_read_per_token": median(one["bytes_per_token"] for one in of),

@@ -124,6 +124,7 @@ def plan(
     expert_slots: int | None = None,
     expert_policy: str | None = None,
     lanes: int | None = None,
+    prefetch: bool | None = None,
     type: str | None = None,
     experts: str | None = None,
     dense: str | None = None,
@@ -147,6 +148,7 @@ def plan(
         expert_slots=expert_slots,
         expert_policy=expert_policy,
         lanes=lanes,
+        prefetch=prefetch,
     )
     file = resolve(path, type, notify=_log.info, experts=experts, dense=dense, output=output)
     opened = open_file(file, chosen)

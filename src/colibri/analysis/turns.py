@@ -70,8 +70,8 @@ class Turn:
     outside_matrices_us_per_token: float
     attention_us_per_token: float
     barrier_wait_share: float
-    prefill_traffic: dict[str, float]  # totals of residency.Traffic, while it was measured
-    decode_traffic: dict[str, float]
+    prefill_traffic: dict[str, Any]  # totals of residency.Traffic, while it was measured
+    decode_traffic: dict[str, Any]
 
 
 class _Worker:

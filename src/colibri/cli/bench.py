@@ -23,6 +23,7 @@ from colibri.cli.report import (
     NumaNode,
     OutputType,
     PinThreads,
+    Prefetch,
     ReadLanes,
     Requantize,
     ResidencyKind,
@@ -90,6 +91,7 @@ def bench_model(
     expert_slots: ExpertSlots = None,
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
+    prefetch: Prefetch = None,
     pin: PinThreads = False,
     numa: NumaNode = None,
     mlock: LockMemory = False,
@@ -104,6 +106,7 @@ def bench_model(
         "expert_slots": expert_slots,
         "expert_policy": expert_policy,
         "lanes": lanes,
+        "prefetch": prefetch,
         "pin": pin or None,
         "numa": numa,
         "mlock": mlock or None,
@@ -193,6 +196,7 @@ _ROWS: Sequence[_Row] = (
 
 _STREAMED_ROWS: Sequence[_Row] = (
     ("experts in slots", lambda c: str(c["streaming"]["expert_slots"])),
+    ("prefetch, at the end of each turn", lambda c: _states(c["streaming"]["prefetch"])),
     *(
         row
         for part in ("prefill", "decode")
@@ -209,6 +213,12 @@ _STREAMED_ROWS: Sequence[_Row] = (
         )
     ),
 )
+
+
+def _states(found: list[dict[str, Any]]) -> str:
+    """How often which: "on 3, undecided 2"."""
+    names = [one["state"] for one in found]
+    return ", ".join(f"{name} {names.count(name)}" for name in ("on", "off", "undecided") if name in names)
 
 
 def _bytes_or(count: int | None, otherwise: str) -> str:

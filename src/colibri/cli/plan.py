@@ -17,6 +17,7 @@ from colibri.cli.report import (
     ExpertsType,
     MemoryLimit,
     OutputType,
+    Prefetch,
     ReadLanes,
     ResidencyKind,
     bytes_text,
@@ -51,6 +52,7 @@ def plan_model(
     expert_slots: ExpertSlots = None,
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
+    prefetch: Prefetch = None,
     type: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +83,7 @@ def plan_model(
         expert_slots=expert_slots,
         expert_policy=expert_policy,
         lanes=lanes,
+        prefetch=prefetch,
     )
     file = resolve_model(model, {"type": type, "experts": experts, "dense": dense, "output": output})
     with step_bar("measuring disk and memory" if measure else "planning"):
@@ -95,6 +98,7 @@ def plan_model(
             expert_slots=expert_slots,
             expert_policy=expert_policy,
             lanes=lanes,
+            prefetch=prefetch,
             measure=measure,
         )
     if as_json:

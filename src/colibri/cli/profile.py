@@ -19,6 +19,7 @@ from colibri.cli.report import (
     MemoryLimit,
     NumaNode,
     PinThreads,
+    Prefetch,
     ReadLanes,
     ResidencyKind,
     bytes_text,
@@ -61,6 +62,7 @@ def profile_model(
     expert_slots: ExpertSlots = None,
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
+    prefetch: Prefetch = None,
     pin: PinThreads = False,
     numa: NumaNode = None,
     mlock: LockMemory = False,
@@ -91,6 +93,7 @@ def profile_model(
         expert_slots=expert_slots,
         expert_policy=expert_policy,
         lanes=lanes,
+        prefetch=prefetch,
         pin=pin,
         numa=numa,
         mlock=mlock,
@@ -157,6 +160,7 @@ def _phase_table(report: Report) -> Table:
         table.add_row("read from disk per token", *_first_of_three(reads))
         waits = (f"{1e6 * one.wait_seconds / one.tokens:.1f}" for one in traffic)
         table.add_row("waited for it", *_first_of_three(waits))
+        table.add_row("prefetch", *_first_of_three(one.prefetch.state for one in traffic))
     return table
 
 

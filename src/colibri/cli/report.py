@@ -69,6 +69,15 @@ ExpertPolicy = Annotated[
     ),
 ]
 ReadLanes = Annotated[int | None, typer.Option("--lanes", help="Reads of experts at the same time; none: 4.")]
+Prefetch = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefetch/--no-prefetch",
+        help="Read streamed experts ahead that the next layer is likely to choose; none: where it proves "
+        "quicker. Of mapped weights: read all of them ahead; none: yes.",
+        show_default=False,
+    ),
+]
 PinThreads = Annotated[
     bool, typer.Option("--pin", help="Keep each thread but the first on a physical core of its own.")
 ]

@@ -24,6 +24,7 @@ from colibri.cli.report import (
     NumaNode,
     OutputType,
     PinThreads,
+    Prefetch,
     ReadLanes,
     Requantize,
     ResidencyKind,
@@ -107,9 +108,7 @@ def run_model(
     expert_slots: ExpertSlots = None,
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
-    prefetch: Annotated[
-        bool, typer.Option(help="Read mapped weights ahead, while the model is in use already.")
-    ] = True,
+    prefetch: Prefetch = None,
     pin: PinThreads = False,
     numa: NumaNode = None,
     mlock: LockMemory = False,
@@ -170,7 +169,8 @@ def run_model(
         prompt = _prompt(prompt)
     file = resolve_model(model, types, requantize)
     with progress_bar(f"reading {file.name}") as bar:
-        follow = (lambda done, total: bar(done, total, "")) if prefetch else None
+        told = prefetch is not False or residency == "streamed"
+        follow = (lambda done, total: bar(done, total, "")) if told else None
         opened = load(file, progress=follow, **opening)
     with opened:
         if chat:

@@ -82,6 +82,7 @@ def _experts(found: dict[str, Any]) -> Iterator[str]:
         f"{100 * stats['hit_rate']:.1f} % of {sum(uses)} uses, {bytes_text(round(stats['bytes_per_token']))} "
         f"read per token, waited {stats['wait_seconds']:.2f} s"
     )
+    yield _prefetch(stats["prefetch"])
     waits: list[int] = layers["wait_ns"]
     worst = sorted((at for at, of in enumerate(uses) if of), key=lambda at: -waits[at])[:_WORST]
     yield "layers    waited longest for: " + "; ".join(
@@ -89,6 +90,27 @@ def _experts(found: dict[str, Any]) -> Iterator[str]:
         f"{bytes_text(layers['bytes_read'][at] // tokens)} per token, waited {waits[at] / 1e9:.2f} s"
         for at in worst
     )
+
+
+def _prefetch(found: dict[str, Any]) -> str:
+    """What is kept, the medians that it was chosen by, and how many of the experts asked for were right."""
+    ways = []
+    for way in ("on", "off"):
+        count, ns = found[way]["evaluations"], found[way]["ns"]
+        ways.append(f"{way} in {count} evaluations" + (f", {ns / count / 1e6:.1f} ms each" if count else ""))
+    medians = (
+        f"; medians of the last of {found['trials']} trials {found['on']['trial_median_ns'] / 1e6:.1f} and "
+        f"{found['off']['trial_median_ns'] / 1e6:.1f} ms"
+        if found["trials"]
+        else ""
+    )
+    asked = found["asked"]
+    used = (
+        f"; {100 * found['asked_used'] / asked:.1f} % of {asked} experts asked for came to use"
+        if asked
+        else ""
+    )
+    return f"prefetch  {found['state']}: {'; '.join(ways)}{medians}{used}"
 
 
 def _rate(tokens: int, seconds: float) -> dict[str, Any]:
