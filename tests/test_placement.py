@@ -45,6 +45,22 @@ def test_memory_is_bound_while_the_model_is_opened() -> None:
     assert f"bind:{min(NODES)}" not in Path("/proc/self/numa_maps").read_text().splitlines()[0]
 
 
+@bound
+@pytest.mark.parametrize(
+    "mode", [0, 1, 2, 3, 4, 1 | 1 << 15]
+)  # default ... local, preferred with static nodes
+def test_the_memory_policy_before_comes_back(mode: int) -> None:
+    nodes = 0 if mode in (0, 4) else 1 << min(NODES)
+    before = placement._policy()
+    try:
+        placement._set_policy(mode, nodes, "try")
+        with placement.on_node(min(NODES)):
+            assert placement._policy() == (2, 1 << min(NODES))
+        assert placement._policy() == (mode, nodes)
+    finally:
+        placement._set_policy(*before, "go back")
+
+
 @pytest.mark.parametrize(
     ("node", "text"),
     [(4711, "expected a node of this machine"), ("0", "the number of a node"), (True, "node")],

@@ -10,14 +10,16 @@ import contextlib
 import ctypes
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from colibri.errors import ArgumentError, MemoryPlanError
 
 _NODES = Path("/sys/devices/system/node")
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237}
-_MPOL_DEFAULT, _MPOL_BIND = 0, 2
+_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236), "riscv64": (237, 236)}  # set_mempolicy, get_mempolicy
+_MPOL_BIND = 2
+_NODE_BITS = 4096  # more than a kernel is built for
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 
 
@@ -45,13 +47,14 @@ def on_node(node: int | None) -> Iterator[None]:
         raise ArgumentError(f"numa: expected a node of this machine ({names}), found {node}")
     if not known[node] & before:
         raise ArgumentError(f"numa: this process may not run on any CPU of node {node} (its affinity mask)")
-    _set_policy(_MPOL_BIND, node)
+    policy = _policy()
+    _set_policy(_MPOL_BIND, 1 << node, f"bind memory to node {node}")
     try:
         os.sched_setaffinity(0, known[node] & before)
         yield
     finally:
         os.sched_setaffinity(0, before)
-        _set_policy(_MPOL_DEFAULT, node)
+        _set_policy(*policy, "go back to the memory policy before")
 
 
 def lock_memory() -> None:
@@ -65,20 +68,27 @@ def lock_memory() -> None:
         )
 
 
-def _set_policy(policy: int, node: int) -> None:
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if number is None:
+def _policy() -> tuple[int, int]:
+    """The calling thread's: mode, with its flags, and nodes as bits."""
+    mode, mask = ctypes.c_int(), (ctypes.c_ubyte * (_NODE_BITS // 8))()
+    _call(1, "tell the memory policy", ctypes.byref(mode), mask, _NODE_BITS, None, 0)
+    return mode.value, int.from_bytes(bytes(mask), sys.byteorder)
+
+
+def _set_policy(mode: int, nodes: int, what: str) -> None:
+    mask = (ctypes.c_ubyte * (_NODE_BITS // 8)).from_buffer_copy(
+        nodes.to_bytes(_NODE_BITS // 8, sys.byteorder)
+    )
+    _call(0, what, mode, mask if nodes else None, _NODE_BITS if nodes else 0)
+
+
+def _call(which: int, what: str, *given: object) -> None:
+    if platform.machine() not in _CALLS:
         raise ArgumentError(f"numa: not known how to bind memory on {platform.machine()}; use numactl")
     library = ctypes.CDLL(None, use_errno=True)
-    words = node // 64 + 1
-    mask = (ctypes.c_ulong * words)()
-    mask[node // 64] = 1 << node % 64
-    bits = ctypes.c_ulong(64 * words + 1)
-    given = (ctypes.byref(mask), bits) if policy == _MPOL_BIND else (None, 0)
-    if library.syscall(ctypes.c_long(number), ctypes.c_long(policy), *given) != 0:
-        raise ArgumentError(
-            f"numa: the system refused to bind memory to node {node}: {os.strerror(ctypes.get_errno())}"
-        )
+    long = [ctypes.c_long(one) if isinstance(one, int) else one for one in given]
+    if library.syscall(ctypes.c_long(_CALLS[platform.machine()][which]), *long) != 0:
+        raise ArgumentError(f"numa: the system refused to {what}: {os.strerror(ctypes.get_errno())}")
 
 
 def _cpus(text: str) -> set[int]:
