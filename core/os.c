@@ -87,7 +87,8 @@ int32_t os_map_file(const char *path, struct os_file *file, colibri_error *error
     if (data == NULL) close(descriptor);
     FAIL_IF(!regular, error, IO, "'%s' is not a regular file; expected a .colibri file", path);
     FAIL_IF(bytes == 0, error, FORMAT, "'%s' is empty; convert the model again", path);
-    FAIL_IF(data == NULL, error, IO, "cannot map '%s': %s", path, strerror(reason));
+    FAIL_IF(data == NULL, error, IO, "cannot map '%s': %s%s", path, strerror(reason), reason != ENOMEM ? "" : "; its size takes that much of the "
+            "addresses that this process may have: raise the limit (ulimit -v) or take a smaller model");
     char same[64]; /* the path may be another file's by now */
     snprintf(same, sizeof same, "/proc/self/fd/%d", descriptor);
     *file = (struct os_file){data, bytes, space, descriptor, open(same, O_RDONLY | O_CLOEXEC | O_DIRECT), written_ns(&status)};
@@ -200,25 +201,23 @@ static int64_t read_number(const char *path, const char *key) {
     return errno != 0 || end == line + strlen(key) || number < 0 ? -1 : number;
 }
 
-/* Path of this process's cgroup below a mount: v2 is the line "0::/path", v1 the line with ":<controller>:". */
-static void cgroup_file(char *path, size_t size, const char *marker, const char *mount, const char *name) {
-    char text[4096];
-    read_text("/proc/self/cgroup", text);
-    const char *const found = strstr(text, marker);
-    const char *const group = found == NULL ? "" : found + strlen(marker);
-    const int group_length = (int)strcspn(group, "\n");
-    snprintf(path, size, "%s%.*s/%s", mount, group_length, group, name);
-    if (access(path, R_OK) != 0) snprintf(path, size, "%s/%s", mount, name); /* inside a namespace: the root */
-}
-
 uint64_t os_resident_bytes(bool of_files) {
     const int64_t kib = read_number("/proc/self/status", of_files ? "RssFile:" : "VmRSS:");
     return kib < 0 ? 0 : (uint64_t)kib * 1024;
 }
 
-static int64_t cgroup_number(const char *marker, const char *mount, const char *name, const char *key) {
-    char path[4500];
-    cgroup_file(path, sizeof path, marker, mount, name);
+/* A number of the control group `up` levels above this process's, the limits of which hold too; -2: above the root. Below a mount the
+ * group's path is in v2 the line "0::/path", in v1 the line with ":<controller>:"; what is not there, inside a namespace, counts as -1. */
+static int64_t cgroup_number(const char *marker, const char *mount, int up, const char *name, const char *key) {
+    char text[4096], path[4500];
+    read_text("/proc/self/cgroup", text);
+    const char *const found = strstr(text, marker), *const group = found == NULL ? "" : found + strlen(marker);
+    int length = (int)strcspn(group, "\n");
+    for (; up > 0 && length > 0; up--) {
+        while (--length > 0 && group[length] != '/') {}
+    }
+    if (up > 0) return -2;
+    snprintf(path, sizeof path, "%s%.*s/%s", mount, length, group, name);
     return read_number(path, key);
 }
 
@@ -231,14 +230,15 @@ uint64_t os_available_bytes(void) {
         {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "cache "},
     };
     for (int i = 0; i < 2; i++) {
-        const int64_t limit = cgroup_number(groups[i].marker, groups[i].mount, groups[i].limit, "");
-        const int64_t use = cgroup_number(groups[i].marker, groups[i].mount, groups[i].use, "");
-        /* Clean page cache is charged to the group but given back under pressure: it is not in the way. */
-        const int64_t cache = cgroup_number(groups[i].marker, groups[i].mount, "memory.stat", groups[i].cache);
-        if (limit < 0 || use < 0) continue;
-        const int64_t held = use - (cache > 0 && cache < use ? cache : 0);
-        const uint64_t left = limit > held ? (uint64_t)(limit - held) : 0;
-        if (left < available) available = left;
+        int64_t limit;
+        for (int up = 0; (limit = cgroup_number(groups[i].marker, groups[i].mount, up, groups[i].limit, "")) != -2; up++) {
+            const int64_t use = cgroup_number(groups[i].marker, groups[i].mount, up, groups[i].use, "");
+            /* Clean page cache is charged to the group but given back under pressure: it is not in the way. */
+            const int64_t cache = cgroup_number(groups[i].marker, groups[i].mount, up, "memory.stat", groups[i].cache);
+            const int64_t held = use - (cache > 0 && cache < use ? cache : 0);
+            const uint64_t left = limit > held ? (uint64_t)(limit - held) : 0;
+            if (limit >= 0 && use >= 0 && left < available) available = left;
+        }
     }
     return available;
 }
@@ -276,13 +276,17 @@ int32_t os_core_cpu(int32_t index) {
 int32_t os_core_count(void) {
     int32_t unused;
     int64_t count = cores(-1, &unused);
-    int64_t quota = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", ""), period = cgroup_number("0::", "/sys/fs/cgroup", "cpu.max", " ");
-    if (quota < 0) {
-        quota = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "");
-        period = cgroup_number(":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_period_us", "");
+    static const struct { const char *marker, *mount, *quota, *period, *key; } groups[] = {
+        {"0::", "/sys/fs/cgroup", "cpu.max", "cpu.max", " "}, /* two numbers */
+        {":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us", ""},
+    };
+    for (int i = 0; i < 2; i++) {
+        int64_t quota, period;
+        for (int up = 0; (quota = cgroup_number(groups[i].marker, groups[i].mount, up, groups[i].quota, "")) != -2; up++) {
+            period = cgroup_number(groups[i].marker, groups[i].mount, up, groups[i].period, groups[i].key);
+            if (quota > 0 && period > 0 && (quota + period - 1) / period < count) count = (quota + period - 1) / period;
+        }
     }
-    if (period <= 0) period = 100000;
-    if (quota > 0 && (quota + period - 1) / period < count) count = (quota + period - 1) / period;
     return count < 1 ? 1 : count > 256 ? 256 : (int32_t)count;
 }
 

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 from collections.abc import Callable
 
 import numpy as np
@@ -137,6 +138,20 @@ def test_a_reservation_that_the_process_limit_forbids_is_told_apart() -> None:
         check=False,
     )
     assert "ulimit -v" in run.stderr and "MemoryPlanError" in run.stderr
+
+
+def test_a_file_that_the_process_limit_forbids_to_map_says_what_to_raise(tmp_path: Path) -> None:
+    with (tmp_path / "large.colibri").open("wb") as file:
+        file.truncate(4 << 30)
+    program = "import sys, pathlib, colibri._native as n; n.open_model(pathlib.Path(sys.argv[1]))"
+    run = subprocess.run(
+        ["sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh", sys.executable, "-c", program, file.name],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert "cannot map" in run.stderr and "ulimit -v" in run.stderr and "ModelIOError" in run.stderr
 
 
 def test_unknown_kernel_sets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,14 +70,15 @@ def _limits() -> Iterator[int]:
 
 
 def _group(line: str, mount: Path, limit: str, use: str, cache: str) -> Iterator[int]:
+    """What the group and each one above leave: all hold. Inside a name space the group is the mount."""
     match = re.search(line, _text(_PROC / "self" / "cgroup"), re.MULTILINE)
-    below = mount / match[1].lstrip("/") if match else mount
-    for directory in (below, mount):  # inside a name space the group is the mount itself
+    names = match[1].strip("/").split("/") if match else []
+    for depth in range(len(names), -1, -1):
+        directory = mount.joinpath(*names[:depth])
         most, held = _number(directory / limit, r"(\d+)"), _number(directory / use, r"(\d+)")
         if most is not None and held is not None:
             cached = _number(directory / "memory.stat", rf"^{cache} (\d+)") or 0
             yield max(0, most - max(0, held - cached))
-            return
 
 
 def _number(path: Path, pattern: str) -> int | None:

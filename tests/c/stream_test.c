@@ -2,6 +2,7 @@
  *   slots     the same logits as mapped, for 1 slot, one token's demand, half and all, both policies, many lanes, prefetch or not
  *   counts    what colibri_traffic says fits together: uses do not depend on slots, bytes are those of misses
  *   memory    slots in a buffer of exactly the planned size: nothing written outside, all wiped by colibri_free
+ *   groups    limits of control groups count, those above the process's own too
  *   limits    any limit for memory gives as many slots as it has room for
  *   gate      prefetch is kept where evaluations with it are quicker, else not; the other way when a later trial says so
  *   reads     interrupted, short, or refused past the page cache: the same logits
@@ -11,7 +12,7 @@
  *
  *   stream_test MODEL.colibri SCRATCH_FILE    (a copy of the model is made there and removed)
  *
- * It defines pread and preadv2 itself: the engine's reads come through here. */
+ * It defines pread, preadv2 and open itself: the engine's reads come through here, and what the system tells of control groups. */
 #define _GNU_SOURCE
 #include "../../core/session.h"
 
@@ -53,6 +54,20 @@ ssize_t preadv2(int descriptor, const struct iovec *parts, int n, off_t from, in
     (void)descriptor, (void)parts, (void)n, (void)from, (void)flags;
     errno = EAGAIN;
     return -1;
+}
+
+/* A directory in whose files control groups are described; "": the system's own. */
+static char groups[256];
+
+int open(const char *path, int flags, ...) {
+    char other[1024];
+    va_list more;
+    va_start(more, flags);
+    const int mode = (flags & O_CREAT) != 0 ? va_arg(more, int) : 0;
+    va_end(more);
+    const bool told = groups[0] != '\0' && (strncmp(path, "/sys/fs/cgroup/", 15) == 0 || strcmp(path, "/proc/self/cgroup") == 0);
+    snprintf(other, sizeof other, "%s%s", told ? groups : "", path);
+    return (int)syscall(SYS_openat, AT_FDCWD, other, flags, mode);
 }
 
 static colibri_model *open_model(const char *path) {
@@ -298,6 +313,41 @@ static UNUSED int32_t cut(void *user, uint64_t done, uint64_t total) {
     return truncate(user, 0) != 0;
 }
 
+/* Groups a/b of version 2 and v/w of version 1, the outer ones with the lower limits, then the inner ones. */
+static void check_groups(const char *scratch) {
+    static const char *const files[][2] = {
+        {"/proc", NULL}, {"/proc/self", NULL}, {"/proc/self/cgroup", "7:memory:/v/w\n6:cpu,cpuacct:/v/w\n0::/a/b\n"}, {"/sys", NULL},
+        {"/sys/fs", NULL}, {"/sys/fs/cgroup", NULL}, {"/sys/fs/cgroup/a", NULL}, {"/sys/fs/cgroup/a/b", NULL},
+        {"/sys/fs/cgroup/a/b/memory.max", "max\n"}, {"/sys/fs/cgroup/a/b/memory.current", "5\n"},
+        {"/sys/fs/cgroup/a/memory.max", "1000000\n"}, {"/sys/fs/cgroup/a/memory.current", "600000\n"},
+        {"/sys/fs/cgroup/a/memory.stat", "anon 1\nfile 500000\n"}, {"/sys/fs/cgroup/a/b/cpu.max", "max 100000\n"},
+        {"/sys/fs/cgroup/a/cpu.max", "50000 100000\n"}, {"/sys/fs/cgroup/memory", NULL}, {"/sys/fs/cgroup/memory/v", NULL},
+        {"/sys/fs/cgroup/memory/v/w", NULL}, {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "800000\n"},
+        {"/sys/fs/cgroup/memory/memory.usage_in_bytes", "100000\n"}, {"/sys/fs/cgroup/memory/v/w/memory.limit_in_bytes", "500000\n"},
+        {"/sys/fs/cgroup/memory/v/w/memory.usage_in_bytes", "100000\n"},
+    };
+    enum { FILES = sizeof files / sizeof *files };
+    const uint64_t left[] = {900000, 700000, 400000}; /* as files are there: of a; of the root; of v/w */
+    char path[1024];
+    int found = 0;
+    snprintf(groups, sizeof groups, "%s.groups", scratch);
+    mkdir(groups, 0777);
+    for (int i = 0; i < FILES; i++) {
+        snprintf(path, sizeof path, "%s%s", groups, files[i][0]);
+        FILE *const file = files[i][1] == NULL ? NULL : fopen(path, "w");
+        if (files[i][1] == NULL ? mkdir(path, 0777) != 0 : file == NULL || fputs(files[i][1], file) < 0 || fclose(file) != 0) stop(path, "cannot be written");
+        if (found < 3 && os_available_bytes() == left[found]) found++;
+        if (strcmp(files[i][0], "/sys/fs/cgroup/a/cpu.max") == 0) check(os_core_count() == 1, "groups: half a CPU for the group above is one core");
+    }
+    check(found == 3, "groups: %d of 3 limits counted, the lowest of all groups in turn", found);
+    for (int i = FILES; i-- > 0;) {
+        snprintf(path, sizeof path, "%s%s", groups, files[i][0]);
+        remove(path);
+    }
+    remove(groups);
+    groups[0] = '\0';
+}
+
 static void check_file(const char *path, const char *scratch, const struct reference *mapped) {
     for (int written = 0; written <= 1; written++) {
         copy_file(path, scratch);
@@ -387,6 +437,7 @@ int main(int argc, char **argv) {
     check_reads(&mapped);
     check_faults(&mapped);
     check_file(argv[1], argv[2], &mapped);
+    check_groups(argv[2]);
     check_threads(&mapped);
     free(mapped.logits);
     colibri_close(mapped.model);
