@@ -166,25 +166,31 @@ static void check_slots(const struct reference *mapped) {
     }
 }
 
-/* Any limit from that of one slot on gives as many slots as it has room for, wherever in a page the tables end. */
-static void check_limits(const struct reference *mapped) {
-    colibri_params params = params_of(mapped->model, 1, NULL);
+/* Bytes of a plan with so many slots. */
+static uint64_t total_of(const colibri_model *model, colibri_params params, int32_t slots) {
     colibri_memory_plan plan;
     colibri_error error;
+    params.expert_slots = slots;
+    params.memory_limit = 0;
+    if (colibri_plan(model, &params, &plan, &error) != COLIBRI_OK) stop("colibri_plan", error.text);
+    return plan.total_bytes;
+}
+
+/* Any limit from that of one slot on gives as many slots as it has room for, wherever in a page the tables end. */
+static void check_limits(const colibri_model *model) {
+    colibri_params params = params_of(model, 0, NULL);
+    colibri_memory_plan plan;
     int wrong = 0, tried = 0, streamed = 0;
     params.lanes = 1;
     params.prefetch = COLIBRI_PREFETCH_OFF;
     for (params.context = 8; params.context <= 64; params.context += 8) {
-        params.expert_slots = 1;
-        params.memory_limit = 0;
-        if (colibri_plan(mapped->model, &params, &plan, &error) != COLIBRI_OK) stop("colibri_plan", error.text);
-        const uint64_t slot = plan.slot_bytes, least = plan.total_bytes + 256 * 1024; /* the process may grow meanwhile */
-        params.expert_slots = 0;
-        for (uint64_t more = 0; more < (uint64_t)(mapped->model->n_experts - 1) * slot; more += slot / 37 + 1, tried++) {
+        const uint64_t least = total_of(model, params, 1), slot = (total_of(model, params, 2) - least) & ~(uint64_t)(OS_PAGE - 1);
+        for (uint64_t more = 0; more < (uint64_t)(model->n_experts - 1) * slot; more += slot / 37 + 1, tried++) {
             params.memory_limit = least + more;
-            const bool good = colibri_plan(mapped->model, &params, &plan, &error) == COLIBRI_OK && plan.total_bytes <= params.memory_limit;
-            streamed += plan.expert_slots > 0;
-            wrong += !good || (plan.expert_slots > 0 && plan.expert_slots < (int32_t)(more / (slot + 256)));
+            const int32_t status = colibri_plan(model, &params, &plan, NULL), n = plan.expert_slots; /* the process may grow meanwhile */
+            streamed += n > 0;
+            wrong += status == COLIBRI_OK ? plan.total_bytes > params.memory_limit : total_of(model, params, 1) <= params.memory_limit;
+            wrong += n > 0 && n < model->n_experts && total_of(model, params, n + 1) + OS_PAGE <= params.memory_limit;
         }
     }
     check(wrong == 0 && streamed > 0, "limits: %d of %d gave no plan, or one that is too large or too small; %d gave slots", wrong, tried, streamed);
@@ -423,7 +429,7 @@ int main(int argc, char **argv) {
     if (mapped.model->n_experts < 6) stop(argv[1], "it has too few routed experts");
     mapped.bytes = 4 * (size_t)mapped.model->info.n_vocab * sizeof(float);
     mapped.logits = take(mapped.bytes);
-    check_limits(&mapped); /* before any of the file is in memory */
+    check_limits(mapped.model); /* before any of the file is in memory */
     const colibri_params params = params_of(mapped.model, 0, NULL);
     colibri_context *const context = start(mapped.model, &params);
     if (evaluate(context, mapped.logits) != COLIBRI_OK) stop("colibri_evaluate", colibri_last_error(context)->text);
