@@ -158,7 +158,7 @@ static void check_slots(const struct reference *mapped) {
               params.lanes, (unsigned long long)sum.hits, (unsigned long long)sum.misses);
         check(sum.hits + sum.misses == uses_of_one && sum.misses >= 1 && sum.bytes_read == sum.misses * ffn_bytes(&model->experts[0]),
               "counts: %llu uses, bytes are those of the misses", (unsigned long long)uses_of_one);
-        check((sum.asked > 0) == (params.prefetch != COLIBRI_PREFETCH_OFF) && sum.asked_used <= sum.asked && sum.asked_used <= sum.misses,
+        check((params.prefetch == COLIBRI_PREFETCH_AUTO || (sum.asked > 0) == (params.prefetch == COLIBRI_PREFETCH_ON)) && sum.asked_used <= sum.asked && sum.asked_used <= sum.misses,
               "counts: prefetch %d: of %llu experts asked for ahead %llu came to use", params.prefetch, (unsigned long long)sum.asked,
               (unsigned long long)sum.asked_used);
         check(params.expert_slots < all || sum.misses <= (uint64_t)all, "counts: with all slots no expert is read twice");
