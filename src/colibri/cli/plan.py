@@ -18,6 +18,7 @@ from colibri.cli.report import (
     MemoryLimit,
     OutputType,
     ReadLanes,
+    Requantize,
     ResidencyKind,
     bytes_text,
     print_tables,
@@ -61,6 +62,7 @@ def plan_model(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    requantize: Requantize = False,
     measure: Annotated[
         bool, typer.Option(help="Measure disk and memory for a few seconds, to estimate speed.")
     ] = True,
@@ -82,7 +84,8 @@ def plan_model(
         expert_policy=expert_policy,
         lanes=lanes,
     )
-    file = resolve_model(model, {"type": type, "experts": experts, "dense": dense, "output": output})
+    types = {"type": type, "experts": experts, "dense": dense, "output": output}
+    file = resolve_model(model, types, requantize)
     with step_bar("measuring disk and memory" if measure else "planning"):
         found = plan(
             file,
