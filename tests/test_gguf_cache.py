@@ -79,7 +79,7 @@ def test_run_tells_errors_and_a_link_keeps_its_name(
     assert os.listdir(tmp_path / "cache")[0].startswith("model.gguf-as_stored-")
 
 
-def test_run_requantizes_as_convert_does(
+def test_run_and_plan_requantize_as_convert_does(
     tmp_path: Path, plain: Path, call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
@@ -96,9 +96,14 @@ def test_run_requantizes_as_convert_does(
     with colibri.load(tmp_path / "a.gguf", requantize=True) as model:
         assert model.path.name in os.listdir(tmp_path / "cache")
         assert model.path.name.startswith("a.gguf-as_stored-requantized-")
+    planned = call("plan", tmp_path / "a.gguf", "--no-measure", "--json", "--requantize")
+    assert planned.status == 0 and "Converting" not in planned.err
+    assert json.loads(planned.out)["path"] == str(model.path)
+    assert colibri.plan(tmp_path / "a.gguf", requantize=True, measure=False).path == model.path
     whole = convert(tmp_path / "a.gguf", tmp_path / "whole.colibri", requantize=True)
     assert whole.path.read_bytes() == model.path.read_bytes()
-    assert call(*words).status == 1  # unasked it is not taken out of the cache
+    for unasked in (words, ("plan", tmp_path / "a.gguf", "--no-measure")):
+        assert call(*unasked).status == 1  # it is not taken out of the cache
     assert len(os.listdir(tmp_path / "cache")) == 1
 
 
@@ -114,7 +119,9 @@ def test_requantize_without_effect_is_an_error(
         convert(plain, tmp_path / source)
     with pytest.raises(ArgumentError, match="requantize.* has no effect"):
         colibri.load(model, requantize=True)
-    for command in (("run", model, "Once"), ("bench", model)):
+    with pytest.raises(ArgumentError, match="requantize.* has no effect"):
+        colibri.plan(model, requantize=True)
+    for command in (("run", model, "Once"), ("bench", model), ("plan", model)):
         told = call(*command, "--requantize")
         assert told.status == 2 and "requantize has no effect" in told.err, told.err
     told = call("bench", "--synthetic", "mixtral-tiny", "--requantize")

@@ -174,7 +174,7 @@ def test_each_matrix_keeps_its_own_type(tmp_path: Path, plain: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "type"),
-    [("Q4_1", "q6"), ("Q5_1", "q6"), ("Q5_K", "q6"), ("Q2_K", "q4"), *((rare, "q4") for rare in RARE)],
+    [("Q4_1", "q4"), ("Q5_1", "q6"), ("Q5_K", "q6"), ("Q2_K", "q4"), *((rare, "q4") for rare in RARE)],
 )
 def test_what_is_rounded_is_told_with_its_error(
     tmp_path: Path, plain: Path, dtype: str, type: str, call: Callable[..., Result]
@@ -309,3 +309,20 @@ def test_the_account_names_the_keys_of_the_file(plain: Path, call: Callable[...,
     assert "config.json\n" not in told and "config.json leaves out" not in told
     rows = {row.key: row.gguf_key for row in explain(plain).keys}
     assert rows["hidden_size"] == "llama.embedding_length" and rows["tie_word_embeddings"] == ""
+
+
+@pytest.mark.parametrize(("experts", "dense"), [(None, None), (None, "q8"), ("q6", "bf16")])
+def test_experts_of_any_mixture_are_streamed_with_the_same_bits(
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch, experts: str | None, dense: str | None
+) -> None:
+    """gate, up and down in three types of GGUF, as files of llama-quantize have them."""
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    kinds = {"gate_exps": "Q4_1", "up_exps": "Q5_K", "down_exps": "Q2_K", r"attn_[qkv]\.": "Q5_1"}
+    stored(plain, tmp_path / "a.gguf", kinds)
+    logits = []
+    for residency, slots in (("mapped", None), ("streamed", 1), ("streamed", 3)):
+        with colibri.load(
+            tmp_path / "a.gguf", residency=residency, expert_slots=slots, experts=experts, dense=dense
+        ) as model:
+            logits.append(model.logits([1, 5, 9, 7, 3]))
+    assert np.isfinite(logits[0]).all() and all(np.array_equal(logits[0], one) for one in logits[1:])

@@ -77,6 +77,7 @@ PYTHON: Table = [
     ("convert/protobuf", "convert/merges"),
     ("convert/gguf/rotation",),
     ("convert/gguf/metadata", "convert/gguf/regrid"),
+    ("convert/gguf/regrid_q4",),
     ("convert/keys", "convert/checkpoint", "convert/gguf/grids"),
     ("convert/gguf/container", "convert/gguf/repack"),
     ("convert/gguf/blocks",),

@@ -129,6 +129,7 @@ def plan(
     experts: str | None = None,
     dense: str | None = None,
     output: str | None = None,
+    requantize: bool = False,
     measure: bool = True,
     hit_rate: HitRate | None = None,
 ) -> Plan:
@@ -150,7 +151,15 @@ def plan(
         lanes=lanes,
         prefetch=prefetch,
     )
-    file = resolve(path, type, notify=_log.info, experts=experts, dense=dense, output=output)
+    file = resolve(
+        path,
+        type,
+        notify=_log.info,
+        experts=experts,
+        dense=dense,
+        output=output,
+        requantize=requantize,
+    )
     opened = open_file(file, chosen)
     try:
         return _plan(file, opened, chosen, measure, hit_rate)

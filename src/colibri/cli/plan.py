@@ -19,6 +19,7 @@ from colibri.cli.report import (
     OutputType,
     Prefetch,
     ReadLanes,
+    Requantize,
     ResidencyKind,
     bytes_text,
     print_tables,
@@ -63,6 +64,7 @@ def plan_model(
     experts: ExpertsType = None,
     dense: DenseType = None,
     output: OutputType = None,
+    requantize: Requantize = False,
     measure: Annotated[
         bool, typer.Option(help="Measure disk and memory for a few seconds, to estimate speed.")
     ] = True,
@@ -85,7 +87,8 @@ def plan_model(
         lanes=lanes,
         prefetch=prefetch,
     )
-    file = resolve_model(model, {"type": type, "experts": experts, "dense": dense, "output": output})
+    types = {"type": type, "experts": experts, "dense": dense, "output": output}
+    file = resolve_model(model, types, requantize)
     with step_bar("measuring disk and memory" if measure else "planning"):
         found = plan(
             file,

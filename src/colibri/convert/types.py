@@ -83,9 +83,10 @@ def entry_types(
 
 
 def kept_type(view: View) -> str:
-    """The type of ours that holds what a view of a GGUF file shows, or the next larger one."""
+    """The type of ours that holds what a view of a GGUF file shows, or the one that it is rounded to best."""
     dtype = view.tensor.dtype
-    return blocks.HELD[dtype] if dtype in blocks.HELD and _are_whole(view) else blocks.next_type(dtype)
+    found = blocks.HELD.get(dtype) or blocks.ON_GRIDS.get(dtype)
+    return found if found and _are_whole(view) else blocks.next_type(dtype)
 
 
 def _are_whole(view: View) -> bool:

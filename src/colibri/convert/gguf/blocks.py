@@ -35,7 +35,7 @@ HELD = {
     "MXFP4": "mxfp4",
 }
 # Our type that regrid.py rounds to, by the scales of the blocks alone.
-ON_GRIDS = {"Q4_1": "q6", "Q5_1": "q6", "Q5_K": "q6", "Q2_K": "q4"}
+ON_GRIDS = {"Q4_1": "q4", "Q5_1": "q6", "Q5_K": "q6", "Q2_K": "q4"}
 PLAIN = ("F32", "F16", "BF16")
 _BITS = {"q4": 4.5, "q6": 6.5625, "q8": 8.5, "f32": 32.0}
 

@@ -27,7 +27,9 @@ _BYTE, _NIBBLES, _PAIRS, _ONES = (np.uint32(n * 0x01010101) for n in (63, 15, 3,
 class Grid(NamedTuple):
     """Panels of 16 rows; groups of 32 elements of a row, each two runs of 16, or four words twice."""
 
-    codes: Words  # q of 4 neighbours each [panels, 2 runs, 4 words, groups, 16 rows]
+    # q of 4 neighbours each [panels, 2 runs, 4 words, groups, 16 rows]; where all are below 16 the second run
+    # is in the upper nibbles of the first's [panels, 4 words, groups, 16 rows].
+    codes: Words
     a: Floats  # [panels, 2 runs or 1 for both, groups, 16 rows]
     b: Floats
 
@@ -46,21 +48,17 @@ def grid(blocks: Blocks, place: Callable[[int], str]) -> Grid:
 
 
 def _q4_1(words: Words, check: Check) -> Grid:
-    return _of_32(words, words[:, 1:], check)
+    """The low nibbles of a block are its first 16 elements."""
+    a, b = _floats(words[:, 0], check)
+    return Grid(words[:, 1:], a[:, None], b[:, None])
 
 
 def _q5_1(words: Words, check: Check) -> Grid:
-    found = _of_32(words, words[:, 2:], check)
+    codes = np.stack([words[:, 2:], words[:, 2:] >> 4], axis=1)
+    codes &= _NIBBLES
     for i in range(8):  # bit e belongs to element e; bits 0 to 3 go to bits 4, 12, 20, 28
         four = (words[:, 1] >> 4 * i & 15) * np.uint32(0x00204081) & _ONES
-        found.codes[:, i // 4, i % 4] |= four << 4
-    return found
-
-
-def _of_32(words: Words, nibbles: Words, check: Check) -> Grid:
-    """The low nibbles of a block are its first 16 elements."""
-    codes = np.stack([nibbles, nibbles >> 4], axis=1)
-    codes &= _NIBBLES
+        codes[:, i // 4, i % 4] |= four << 4
     a, b = _floats(words[:, 0], check)
     return Grid(codes, a[:, None], b[:, None])
 
@@ -92,14 +90,15 @@ def _q2_k(words: Words, check: Check) -> Grid:
     bits belongs to one of 4 groups; d, dmin."""
     n, _, supers, rows = words.shape
     pairs = words[:, 4:20].reshape(n, 2, 2, 4, supers, rows)
-    codes = np.empty((n, 2, 4, supers, 8, rows), np.uint32)
+    codes = np.empty((n, 4, supers, 8, rows), np.uint32)
     for group in range(8):
-        codes[..., group, :] = pairs[:, group // 4] >> 2 * (group % 4) & _PAIRS
+        first, second = (pairs[:, group // 4, run] >> 2 * (group % 4) & _PAIRS for run in (0, 1))
+        codes[..., group, :] = first | second << 4
     steps = words[:, :4].view(np.uint8).reshape(n, 4, supers, rows, 2, 2)  # two groups of two runs in a word
     steps = steps.transpose(0, 5, 2, 1, 4, 3).reshape(n, 2, supers, 8, rows)
     d, dmin = (unit[:, None, :, None] for unit in _floats(words[:, 20], check))
     a, b = (x.reshape(n, 2, -1, rows) for x in ((steps & 15) * d, (steps >> 4) * -dmin))
-    return Grid(codes.reshape(n, 2, 4, -1, rows), a, b)
+    return Grid(codes.reshape(n, 4, -1, rows), a, b)
 
 
 def _floats(words: Words, check: Check) -> tuple[Floats, Floats]:
