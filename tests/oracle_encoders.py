@@ -75,7 +75,7 @@ def bucket(distance: int, n_buckets: int, farthest: int, both: bool) -> int:
     exact = n_buckets // 2
     if distance < exact:
         return first + distance
-    ratio = np.log(np.float32(distance) / np.float32(exact)) / np.float32(math.log(farthest / exact))
+    ratio = np.float32(math.log(np.float32(distance) / np.float32(exact))) / np.float32(math.log(farthest / exact))
     return first + min(exact + int(ratio * np.float32(n_buckets - exact)), n_buckets - 1)
 
 
@@ -137,7 +137,8 @@ def embed(model: Model, ids: Sequence[int]) -> Array:
     if model.switch:
         return np.asarray(x)
     width = x.shape[1]
-    steps = np.exp(np.arange(width // 2).astype(np.float32) * -np.float32(math.log(10000) / (width // 2 - 1)))
+    exponents = np.arange(width // 2).astype(np.float32) * -np.float32(math.log(10000) / (width // 2 - 1))
+    steps = np.exp(exponents.astype(np.float64))
     places = np.arange(len(x)) + model.config["pad_token_id"] + 1
     angles = np.outer(places.astype(np.float32), steps.astype(np.float32)).astype(np.float64)
     return np.asarray(x * math.sqrt(width) + np.concatenate([np.sin(angles), np.cos(angles)], axis=1))

@@ -148,7 +148,9 @@ def rope_frequencies(
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
     kind = rope.get("rope_type", rope.get("type", "default"))
     exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
-    plain: Float32 = np.float32(1) / np.power(np.float32(theta), exponent)
+    # numpy's own f32 power has other last bits on processors with AVX-512
+    power = np.power(float(np.float32(theta)), exponent.astype(np.float64)).astype(np.float32)
+    plain: Float32 = np.float32(1) / power
     if kind == "default":
         return plain
     if kind == "linear":

@@ -69,7 +69,8 @@ def distance_biases(keys: Keys, n_heads: int) -> tuple[int, dict[str, Cut]]:
 
 
 def _bucket(distance: int, n_buckets: int, farthest: int, both_ways: bool) -> int:
-    """Near distances have buckets of their own, farther ones share them by their logarithm, in f32."""
+    """Near distances have buckets of their own, farther ones share them by their logarithm, in f32; it is
+    rounded once from float64, so that every machine gets the same."""
     first = 0
     if both_ways:
         n_buckets //= 2
@@ -77,5 +78,5 @@ def _bucket(distance: int, n_buckets: int, farthest: int, both_ways: bool) -> in
     size, exact = abs(distance) if both_ways else max(-distance, 0), n_buckets // 2
     if size < exact:
         return first + size
-    share = np.log(np.float32(size) / np.float32(exact)) / np.float32(math.log(farthest / exact))
+    share = np.float32(math.log(np.float32(size) / np.float32(exact))) / np.float32(math.log(farthest / exact))
     return first + min(exact + int(share * np.float32(n_buckets - exact)), n_buckets - 1)

@@ -141,8 +141,8 @@ def read_config(keys: Keys) -> Decoder:
             "router_scale": 1 - dropped,
             "router_logit_bias": int(keys.flag("router_bias", False)),
         }
-    half = np.arange(n_embd // 2, dtype=np.float32)
-    frequencies = np.exp(half * np.float32(-math.log(10000) / (n_embd // 2 - 1))).astype(np.float32)
+    exponents = np.arange(n_embd // 2, dtype=np.float32) * np.float32(-math.log(10000) / (n_embd // 2 - 1))
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)  # so every machine gets the same bits
     return Decoder(
         config,
         np.empty(0, np.float32),
