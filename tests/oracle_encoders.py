@@ -75,7 +75,8 @@ def bucket(distance: int, n_buckets: int, farthest: int, both: bool) -> int:
     exact = n_buckets // 2
     if distance < exact:
         return first + distance
-    ratio = np.float32(math.log(np.float32(distance) / np.float32(exact))) / np.float32(math.log(farthest / exact))
+    times = math.log(np.float32(distance) / np.float32(exact))
+    ratio = np.float32(times) / np.float32(math.log(farthest / exact))
     return first + min(exact + int(ratio * np.float32(n_buckets - exact)), n_buckets - 1)
 
 

@@ -39,12 +39,6 @@ INLINE vf vf_i8(const uint8_t *p) {
     return vf_from_vi(VI(_mm256_cvtepi8_epi32(all), _mm256_cvtepi8_epi32(_mm_srli_si128(all, 8))));
 }
 
-INLINE void vi_store_i8(int8_t *p, vi v) {
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(BYTES(v.a), BYTES(v.b)), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128((__m128i *)(void *)p, bytes);
-}
-
 #if defined(AVX2_VNNI)
 /* Stored weights, unsigned, times activations, signed: what the instruction multiplies. */
 typedef vi wq;

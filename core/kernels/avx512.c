@@ -23,7 +23,6 @@ INLINE wq wq_load(const uint8_t *p) { return vi_load(p); }
 INLINE vi vi_dot4(vi acc, wq w, aq a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
 INLINE vf vf_f16(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
 INLINE vf vf_i8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p))); }
-INLINE void vi_store_i8(int8_t *p, vi v) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8((__m512i)v)); }
 
 INLINE wq wq_mxfp4(nq n) {
     const __m128i stored = _mm_xor_si128(_mm_setr_epi8(MXFP4_VALUES), _mm_set1_epi8(-128));

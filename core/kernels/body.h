@@ -7,7 +7,7 @@
  *   vf_min(a, b)                               a < b ? a : b      (b if a lane is NaN)
  *   vf_first(v, n, fill)                       lanes 0 … n - 1 of v, `fill` in the others
  *   vf_f16(p)  vf_i8(p)                        16 halves, 16 signed bytes, widened
- *   vi_store_i8(p, v)  vi_round(v)             int32 to bytes; f32 to int32, exact for integral v, a multiple of 512 for NaN
+ *   vi_round(v)                                f32 to int32, exact for integral v, a multiple of 512 for NaN
  *   wq, wq_load(p)         64 weight bytes: 16 rows x 4 k, stored + 128
  *   vi_dot4(acc, w, a)     acc + sum of 4 products per lane, exact; if Q8_SIGNED is defined, of the true weights, else
  *                          of the stored bytes; a: see lanes.h

@@ -164,12 +164,15 @@ static void kernel_quantize(const float *x, int32_t n, int32_t first, int32_t co
         ql = vf_max(vf_min(ql, limit), minimum); /* NaN quants become 127: the scale tells */
         qh = vf_max(vf_min(qh, limit), minimum);
         int8_t *const q = (int8_t *)row + g * Q8_GROUP;
-        vi_store_i8(q, vi_round(ql));
-        vi_store_i8(q + 16, vi_round(qh));
+        float lane[Q8_GROUP];
         int32_t sum = 0;
+        vf_store(lane, ql);
+        vf_store(lane + 16, qh);
+        for (int k = 0; k < Q8_GROUP; k++) q[k] = (int8_t)lane[k];
+        for (int k = 0; k < 8; k++) lane[k] += lane[k + 8], lane[k + 16] += lane[k + 24]; /* small integers: exact */
         for (int i = 0; i < 4; i++) {
-            int32_t part = 0;
-            for (int k = i / 2 * 16 + i % 2 * 2, quad = 0; quad < 4; quad++) part += q[k + quad * 4] + q[k + quad * 4 + 1];
+            const float *const pair = lane + i / 2 * 16 + i % 2 * 2;
+            const int32_t part = (int32_t)(pair[0] + pair[1] + pair[4] + pair[5]);
             starts[g * 4 + i] = (int16_t)(-32 * part);
             sum += part;
         }

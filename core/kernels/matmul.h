@@ -151,6 +151,8 @@ INLINE void row_bytes(const struct matmul *m, int32_t panel, int32_t t, const in
 INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P) {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
     const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
+    /* The next P panels are asked for meanwhile; into the second cache, since the first has few misses under way at a time. */
+    const size_t ahead = panel + 2 * P <= matrix_panels(m->w) ? (size_t)P * bytes : 0;
     vf acc[4];
     UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
     for (size_t first = 0, n; first < groups; first += n) {
@@ -166,6 +168,7 @@ INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P
             for (int quad = 0; quad < 4; quad++) {
                 UNROLL for (int p = 0; p < P; p++) {
                     const uint8_t *const at = w + (size_t)p * bytes + (first + i) * 256 + (size_t)quad * 64;
+                    __builtin_prefetch(at + ahead, 0, 2);
                     dot[p] = ni_dot4(dot[p], nq_bits(at, 0, 15), aq_load(quants + quad * 4));
                     dot[p] = ni_dot4(dot[p], nq_bits(at, 4, 15), aq_load(quants + quad * 4 + 16));
                     KEEP(dot[p]);

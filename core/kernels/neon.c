@@ -46,11 +46,6 @@ INLINE vf vf_f16(const uint8_t *p) {
                 vcvt_f32_f16(vget_low_f16(high)), vcvt_high_f32_f16(high)};
 }
 
-INLINE void vi_store_i8(int8_t *p, vi v) {
-    const int16x8_t low = vcombine_s16(vmovn_s32(v.a), vmovn_s32(v.b)), high = vcombine_s16(vmovn_s32(v.c), vmovn_s32(v.d));
-    vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
-}
-
 INLINE vf vf_i8(const uint8_t *p) {
     const int16x8_t low = vmovl_s8(vld1_s8((const int8_t *)p)), high = vmovl_s8(vld1_s8((const int8_t *)p + 8));
     const vi wide = {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)};

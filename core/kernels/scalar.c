@@ -54,10 +54,6 @@ INLINE vi vi_round(vf v) {
     return __builtin_convertvector(choose(v == v, v, vf_set1(0)), vi); /* NaN would be undefined here */
 }
 
-INLINE void vi_store_i8(int8_t *p, vi v) {
-    for (int i = 0; i < 16; i++) p[i] = (int8_t)v[i];
-}
-
 INLINE vf vf_f16(const uint8_t *p) {
     uint16_t half[16];
     vu bits;

@@ -78,5 +78,6 @@ def _bucket(distance: int, n_buckets: int, farthest: int, both_ways: bool) -> in
     size, exact = abs(distance) if both_ways else max(-distance, 0), n_buckets // 2
     if size < exact:
         return first + size
-    share = np.float32(math.log(np.float32(size) / np.float32(exact))) / np.float32(math.log(farthest / exact))
+    times = math.log(np.float32(size) / np.float32(exact))
+    share = np.float32(times) / np.float32(math.log(farthest / exact))
     return first + min(exact + int(share * np.float32(n_buckets - exact)), n_buckets - 1)

@@ -142,7 +142,7 @@ def read_config(keys: Keys) -> Decoder:
             "router_logit_bias": int(keys.flag("router_bias", False)),
         }
     exponents = np.arange(n_embd // 2, dtype=np.float32) * np.float32(-math.log(10000) / (n_embd // 2 - 1))
-    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)  # so every machine gets the same bits
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)  # the same bits everywhere
     return Decoder(
         config,
         np.empty(0, np.float32),
