@@ -148,11 +148,16 @@ INLINE void row_bytes(const struct matmul *m, int32_t panel, int32_t t, const in
     UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
+/* Bytes from a weight to one of the next P panels, which is asked for meanwhile; into the second cache, since the first has few misses
+ * under way at a time. */
+INLINE size_t k_ahead(const struct matmul *m, int32_t panel, const int P, size_t bytes) {
+    return panel + 2 * P <= matrix_panels(m->w) ? (size_t)P * bytes : 0;
+}
+
 INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P) {
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
     const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
-    /* The next P panels are asked for meanwhile; into the second cache, since the first has few misses under way at a time. */
-    const size_t ahead = panel + 2 * P <= matrix_panels(m->w) ? (size_t)P * bytes : 0;
+    const size_t ahead = k_ahead(m, panel, P, bytes);
     vf acc[4];
     UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
     for (size_t first = 0, n; first < groups; first += n) {
@@ -187,6 +192,7 @@ INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P
     const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q6, cols), runs = runs_of(q8_groups(cols), TYPE_Q6);
     const uint8_t *w = m->w->data + (size_t)panel * bytes, *record = w + runs * run_bytes(TYPE_Q6);
     const uint8_t *const x = x_row(m, t);
+    const size_t ahead = k_ahead(m, panel, P, bytes);
     vf acc[4];
     UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
     for (size_t run = 0; run < runs; record += record_bytes(TYPE_Q6)) {
@@ -200,6 +206,7 @@ INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P
             UNROLL for (int p = 0; p < P; p++) dot[p] = k_start(x, cols, run, TYPE_Q6);
             UNROLL for (int quad = 0; quad < 4; quad++) {
                 UNROLL for (int p = 0; p < P; p++) {
+                    if (quad < 3) __builtin_prefetch(w + (size_t)p * bytes + ahead + quad * 64, 0, 2);
                     dot[p] = ni_dot4(dot[p], k_quad(w + (size_t)p * bytes, quad, TYPE_Q6), aq_load(x + run * 16 + quad * 4));
                     KEEP(dot[p]);
                 }
