@@ -11,6 +11,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+import colibri
 from colibri.analysis.machine import cpu_model, cpus, is_busy, load, process_bytes
 
 __all__ = [
@@ -32,8 +33,9 @@ MIB = 1 << 20
 
 
 def results_file(suffix: str = "") -> Path:
-    """benchmarks/results/<cpu-model><suffix>.csv."""
-    name = re.sub(r"\(r\)|\(tm\)|\bcpu\b|@.*", " ", cpu_model().lower())
+    """benchmarks/results/<cpu-model>-<kernel set><suffix>.csv: virtual machines hide which model it is."""
+    with colibri.load("demo", threads=1) as model:
+        name = re.sub(r"\(r\)|\(tm\)|\bcpu\b|@.*", " ", cpu_model().lower()) + " " + model.isa
     return RESULTS / (re.sub(r"[^a-z0-9]+", "-", name).strip("-") + f"{suffix}.csv")
 
 
