@@ -24,7 +24,9 @@ void experts_layout(struct experts *e, struct arena *arena, const colibri_model 
     for (e->read_bytes = 1024 * 1024; e->slot_bytes / e->read_bytes >= 1024;) e->read_bytes *= 2;
     e->n_pieces = (int32_t)((e->slot_bytes + e->read_bytes - 1) / e->read_bytes);
     e->n_ahead = slots > 0 && p->prefetch != COLIBRI_PREFETCH_OFF ? AHEAD : 0;
-    e->places = arena_take(arena, slots, sizeof *e->places);
+    e->n_words = model->n_experts / 64 + 1;
+    e->places = arena_take(arena, slots > 0 ? slots + 1 : 0, sizeof *e->places);
+    e->levels = arena_take(arena, slots > 0 ? LEVELS : 0, (uint64_t)e->n_words * sizeof *e->levels);
     e->pieces = arena_take(arena, slots + (uint64_t)e->n_ahead, (uint64_t)e->n_pieces * sizeof *e->pieces);
     e->slot_of = arena_take(arena, all, sizeof *e->slot_of);
     e->uses = arena_take(arena, all, sizeof *e->uses);
@@ -43,44 +45,69 @@ void experts_reset(struct experts *e) {
     atomic_init(&e->fault, 0);
     atomic_init(&e->late, false);
     e->reads_ahead = false;
-    e->n_missing = e->n_asked = e->since_halved = 0;
+    e->n_missing = e->n_asked = e->since_halved = e->n_filled = 0;
     if (e->n_slots == 0) return;
     memset(e->slot_of, -1, (size_t)e->model->n_experts * sizeof *e->slot_of);
     memset(e->uses, 0, (size_t)e->model->n_experts * sizeof *e->uses);
+    memset(e->levels, 0, LEVELS * (size_t)e->n_words * sizeof *e->levels);
     memset(e->pieces, -1, (size_t)(e->n_ahead + e->n_slots) * (size_t)e->n_pieces * sizeof *e->pieces);
     for (int32_t i = 0; i < e->n_slots; i++) e->places[i] = (struct place){.expert = -1, .buffer = e->n_ahead + i};
+    e->places[e->n_slots].older = e->places[e->n_slots].newer = e->n_slots;
     for (int32_t i = 0; i < e->n_ahead; i++) e->spare[i] = i;
+}
+
+/* Turns the bit of an expert in the map of its level. */
+static void flip(struct experts *e, int32_t expert) {
+    const int level = e->uses[expert] == 0 ? 0 : 32 - __builtin_clz(e->uses[expert]);
+    e->levels[level * e->n_words + expert / 64] ^= (uint64_t)1 << expert % 64;
+}
+
+/* In use, an expert is neither in the ring nor in a map: it may not leave. */
+static struct place *hold(struct experts *e, int32_t at) {
+    struct place *const p = &e->places[at];
+    e->places[p->older].newer = p->newer;
+    e->places[p->newer].older = p->older;
+    flip(e, p->expert);
+    return p;
+}
+
+static void let_go(struct experts *e, int32_t at) {
+    struct place *const p = &e->places[at], *const end = &e->places[e->n_slots];
+    p->older = end->older;
+    p->newer = e->n_slots;
+    e->places[p->older].newer = end->older = at;
+    e->uses[p->expert] += e->uses[p->expert] < MOST_USES;
+    flip(e, p->expert);
+    e->since_halved++;
 }
 
 static void halve(struct experts *e) {
     if (e->since_halved < 4 * e->model->n_experts) return;
     e->since_halved = 0;
-    for (int32_t i = 0; i < e->model->n_experts; i++) e->uses[i] /= 2;
+    memset(e->levels, 0, LEVELS * (size_t)e->n_words * sizeof *e->levels);
+    for (int32_t i = 0; i < e->model->n_experts; i++) {
+        e->uses[i] /= 2;
+        if (e->slot_of[i] >= 0) flip(e, i);
+    }
 }
 
-/* Whose slot one of a layer takes whose last expert is `last`: a free one, the first; else the least wanted. */
+/* Whose slot one of a layer takes whose last expert is `last`. There is one. */
 static int32_t victim(const struct experts *e, int32_t last) {
-    const uint64_t n = (uint64_t)e->model->n_experts;
-    uint64_t least = UINT64_MAX;
-    int32_t best = 0;
-    for (int32_t at = 0; at < e->n_slots; at++) {
-        const struct place *const p = &e->places[at];
-        const int level = p->expert < 0 || e->uses[p->expert] == 0 ? 0 : 32 - __builtin_clz(e->uses[p->expert]);
-        const uint64_t before = (uint64_t)(last - p->expert) + (p->expert > last ? n : 0);
-        const uint64_t rank = e->params->expert_policy == COLIBRI_LRU ? p->touched : (uint64_t)level * n + before;
-        const uint64_t wanted = p->expert < 0 ? 0 : p->in_use ? UINT64_MAX : 1 + rank;
-        if (wanted >= least) continue;
-        least = wanted;
-        best = at;
+    if (e->params->expert_policy == COLIBRI_LRU) return e->places[e->n_slots].newer;
+    for (const uint64_t *level = e->levels;; level += e->n_words) {
+        for (int32_t i = 0; i <= e->n_words; i++) { /* backwards, and around to the rest of the first word */
+            const int32_t at = (last / 64 - i + e->n_words) % e->n_words;
+            const uint64_t word = level[at] & ~(uint64_t)0 >> (i == 0 ? 63 - last % 64 : 0);
+            if (word != 0) return e->slot_of[64 * at + 63 - __builtin_clzll(word)];
+        }
     }
-    return best;
 }
 
 /* Gives a slot to an expert, and says how it will lie there. What has been read of it ahead goes there. */
 static struct place *give_place(struct experts *e, int32_t expert, int32_t last, uint64_t *asked_used) {
-    const int32_t at = victim(e, last);
+    const int32_t at = e->n_filled < e->n_slots ? e->n_filled++ : victim(e, last);
     struct place *const p = &e->places[at];
-    if (p->expert >= 0) e->slot_of[p->expert] = -1;
+    if (p->expert >= 0) e->slot_of[hold(e, at)->expert] = -1;
     if (at >= e->n_written) e->n_written = at + 1;
     for (int32_t i = 0; i < e->n_asked; i++) {
         if (e->asked[i].expert != expert || e->asked[i].buffer != e->spare[i]) continue;
@@ -90,7 +117,7 @@ static struct place *give_place(struct experts *e, int32_t expert, int32_t last,
     }
     const struct ffn_weights *const from = &e->model->experts[expert];
     uint8_t *const to = e->memory + (uint64_t)p->buffer * e->slot_bytes;
-    *p = (struct place){.weights = *from, .expert = expert, .buffer = p->buffer, .in_use = true};
+    *p = (struct place){.weights = *from, .expert = expert, .buffer = p->buffer};
     p->weights.gate.data = to;
     if (from->up.data != NULL) p->weights.up.data = to + (from->up.data - from->gate.data);
     p->weights.down.data = to + (from->down.data - from->gate.data);
@@ -177,8 +204,7 @@ struct ffn_group *experts_take(struct experts *e, int32_t layer, struct ffn_grou
     halve(e);
     for (int32_t g = 0; g < count; g++) {
         const int32_t at = groups[g].expert < 0 ? -1 : e->slot_of[groups[g].weights - e->model->experts];
-        if (at >= 0) groups[g].weights = &e->places[at].weights;
-        if (at >= 0) e->places[at].in_use = true;
+        if (at >= 0) groups[g].weights = &hold(e, at)->weights;
         if (at >= 0 || groups[g].expert < 0) e->groups[(*n_there)++] = groups[g];
         else e->missing[e->n_missing++] = g;
     }
@@ -196,12 +222,7 @@ struct ffn_group *experts_take(struct experts *e, int32_t layer, struct ffn_grou
         e->groups[*n_there + i] = *group;
     }
     for (int32_t g = 0; g < count; g++) {
-        if (groups[g].expert < 0) continue;
-        struct place *const p = (struct place *)(uintptr_t)(const void *)groups[g].weights;
-        p->in_use = false;
-        p->touched = ++e->n_touches;
-        e->uses[p->expert] += e->uses[p->expert] < MOST_USES;
-        e->since_halved++;
+        if (groups[g].expert >= 0) let_go(e, (int32_t)((const struct place *)(const void *)groups[g].weights - e->places));
     }
     if (e->n_missing > 0) threads_begin(&e->lanes, read_item, e, e->n_missing * e->n_pieces);
     return e->groups;

@@ -14,17 +14,16 @@ struct ffn_group {
     int32_t expert;       /* -1: dense or shared */
 };
 
-enum { MOST_USES = 31 }; /* that LFRU counts */
+enum { MOST_USES = 31, LEVELS = 6 }; /* that LFRU counts, and how many numbers of digits that are */
 /* Experts that are read ahead at a time; rows of a decoding evaluation; evaluations of a trial, and from its begin to the next one's. */
 enum { AHEAD = 2, AHEAD_ROWS = 4, TRIAL = 64, TRIAL_EVERY = 1024 };
 
-/* A slot and who has it. */
+/* A slot and who has it, in the ring of LRU, which begins and ends with one without memory: newer is the one that was used longest ago. */
 struct place {
     struct ffn_weights weights; /* as they lie here */
     int32_t expert;             /* among those of all layers; -1: free */
     int32_t buffer;             /* of `memory` that they lie in */
-    bool in_use;                /* in the turn at hand: it may not leave */
-    uint64_t touched;           /* the number of its last use */
+    int32_t older, newer;
 };
 
 struct experts {
@@ -36,12 +35,12 @@ struct experts {
     int32_t n_ahead, n_pieces;  /* buffers for experts read ahead; reads that an expert takes */
     uint8_t *memory;            /* [n_ahead + n_slots][slot_bytes] */
     _Atomic int32_t *pieces;    /* [n_ahead + n_slots][n_pieces] the expert of which this is in a buffer; -1: of none */
-    struct place *places;       /* [n_slots] */
+    struct place *places;       /* [n_slots + 1] */
     int32_t *slot_of;           /* [experts of all layers] -1: in none */
     uint8_t *uses;              /* [experts of all layers] LFRU: up to MOST_USES */
-    uint64_t n_touches;         /* uses so far */
+    uint64_t *levels;           /* [LEVELS][n_words] a bit for each expert that has a slot and may leave it */
     int32_t since_halved;       /* uses since all counts were halved: what was liked long ago is forgotten */
-    int32_t n_written;          /* slots that were ever used, the first ones */
+    int32_t n_words, n_filled, n_written; /* slots in use, and ever used, the first ones */
     struct ffn_group *groups;   /* [n_experts + 1] of a turn, those first that are there */
     int32_t *missing;           /* [n_experts] slots that are being filled in this turn */
     int32_t n_missing;

@@ -165,9 +165,7 @@ void *os_reserve(uint64_t bytes) {
     if (bytes == 0 || bytes > SIZE_MAX) return NULL;
     void *const memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
-#ifdef MADV_HUGEPAGE
     if (bytes >= 2 * (uint64_t)OS_HUGE_PAGE) madvise(memory, (size_t)bytes, MADV_HUGEPAGE); /* keys and values: long runs */
-#endif
     return memory;
 }
 
@@ -213,18 +211,15 @@ static int64_t cgroup_number(const char *marker, const char *mount, int up, cons
     read_text("/proc/self/cgroup", text);
     const char *const found = strstr(text, marker), *const group = found == NULL ? "" : found + strlen(marker);
     int length = (int)strcspn(group, "\n");
-    for (; up > 0 && length > 0; up--) {
-        while (--length > 0 && group[length] != '/') {}
-    }
+    for (; up > 0 && length > 0; up--) while (--length > 0 && group[length] != '/') {}
     if (up > 0) return -2;
     snprintf(path, sizeof path, "%s%.*s/%s", mount, length, group, name);
     return read_number(path, key);
 }
 
 uint64_t os_available_bytes(void) {
-    uint64_t available = UINT64_MAX;
     const int64_t kib = read_number("/proc/meminfo", "MemAvailable:");
-    if (kib >= 0) available = (uint64_t)kib * 1024;
+    uint64_t available = kib >= 0 ? (uint64_t)kib * 1024 : UINT64_MAX;
     static const struct { const char *marker, *mount, *limit, *use, *cache; } groups[] = {
         {"0::", "/sys/fs/cgroup", "memory.max", "memory.current", "\nfile "},
         {":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "cache "},
@@ -243,45 +238,33 @@ uint64_t os_available_bytes(void) {
     return available;
 }
 
-/* The first CPU of the core that a CPU belongs to: its hardware threads are siblings. */
-static int core_leader(int cpu) {
-    char path[96];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-    const int64_t first = read_number(path, "");
-    return first < 0 || first >= CPU_SETSIZE ? cpu : (int)first;
-}
-
-/* How many physical cores the affinity mask has; *cpu: a CPU of the index-th, -1 beyond the last. */
-static int32_t cores(int32_t index, int32_t *cpu) {
+int32_t os_core_cpu(int32_t index, int32_t *count) {
     cpu_set_t allowed, leaders;
-    int32_t count = 0;
-    *cpu = -1;
+    int32_t cpu = -1;
+    *count = 0;
     CPU_ZERO(&leaders);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cpu;
     for (int at = 0; at < CPU_SETSIZE; at++) {
-        const int leader = CPU_ISSET(at, &allowed) ? core_leader(at) : -1;
-        if (leader < 0 || CPU_ISSET(leader, &leaders)) continue;
+        char path[96]; /* of the hardware threads of a core, the first one leads */
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", at);
+        const int64_t first = CPU_ISSET(at, &allowed) ? read_number(path, "") : -1;
+        const int leader = first < 0 || first >= CPU_SETSIZE ? at : (int)first;
+        if (!CPU_ISSET(at, &allowed) || CPU_ISSET(leader, &leaders)) continue;
         CPU_SET(leader, &leaders);
-        if (count++ == index) *cpu = at;
+        if ((*count)++ == index) cpu = at;
     }
-    return count;
-}
-
-int32_t os_core_cpu(int32_t index) {
-    int32_t cpu;
-    cores(index, &cpu);
     return cpu;
 }
 
 int32_t os_core_count(void) {
-    int32_t unused;
-    int64_t count = cores(-1, &unused);
+    int32_t cores;
+    os_core_cpu(-1, &cores);
+    int64_t count = cores, quota, period;
     static const struct { const char *marker, *mount, *quota, *period, *key; } groups[] = {
         {"0::", "/sys/fs/cgroup", "cpu.max", "cpu.max", " "}, /* two numbers */
         {":cpu,cpuacct:", "/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us", ""},
     };
     for (int i = 0; i < 2; i++) {
-        int64_t quota, period;
         for (int up = 0; (quota = cgroup_number(groups[i].marker, groups[i].mount, up, groups[i].quota, "")) != -2; up++) {
             period = cgroup_number(groups[i].marker, groups[i].mount, up, groups[i].period, groups[i].key);
             if (quota > 0 && period > 0 && (quota + period - 1) / period < count) count = (quota + period - 1) / period;

@@ -45,8 +45,8 @@ uint64_t os_resident_bytes(bool of_files);
 uint64_t os_available_bytes(void);
 /* Physical cores of the affinity mask, cut to the cgroup's CPU quota; 1 to 256. */
 int32_t os_core_count(void);
-/* A CPU of the index-th physical core of the affinity mask; -1 beyond the last. */
-int32_t os_core_cpu(int32_t index);
+/* A CPU of the index-th physical core of the affinity mask, -1 beyond the last; *count: how many it has. */
+int32_t os_core_cpu(int32_t index, int32_t *count);
 const char *os_environment(const char *name);
 
 typedef struct os_thread { void *handle; } os_thread;

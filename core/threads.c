@@ -66,14 +66,14 @@ void threads_layout(struct threads *threads, struct arena *arena, int32_t n) {
 }
 
 int32_t threads_start(struct threads *threads, bool pin, bool busy, colibri_error *error) {
-    const int32_t n = threads->n;
+    int32_t n = threads->n, cores;
     threads->process = os_process_id();
     threads->spins = busy ? SPINS_WHEN_BUSY : 0;
     FAIL_IF(pthread_mutex_init(&threads->mutex, NULL) != 0 || pthread_cond_init(&threads->wake, NULL) != 0, error, IO,
             "the system refused a lock for the thread pool");
     for (int32_t i = 0; i < n - 1; i++) {
         uint8_t *const stack = threads->stacks + (size_t)i * THREADS_STACK;
-        const int32_t cpu = pin ? os_core_cpu(i + 1) : -1;
+        const int32_t cpu = pin ? os_core_cpu(i + 1, &cores) : -1;
         FAIL_IF(pin && cpu < 0, error, ARGUMENT, "pin: at most %d threads (physical cores), found %d", i + 1, n);
         FAIL_IF(os_thread_start(&threads->workers[i], stack, THREADS_STACK, cpu, worker, threads) != COLIBRI_OK, error, IO,
                 "the system refused thread %d of %d; ask for fewer threads or raise the limit (ulimit -u)", i + 2, n);
