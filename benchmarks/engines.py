@@ -47,7 +47,7 @@ def colibri_engine(
     if "memory" in options:
         residency = "auto"
     opened = colibri.load(model, threads=threads, context=context, residency=residency, **options)
-    opened._end_ids = ()  # the work is a number of tokens, whatever they say
+    opened._prompts.end_ids = ()  # the work is a number of tokens, whatever they say
 
     def follow(ids: list[int], then: list[int]) -> Answer:
         from colibri.analysis.runs import Loops

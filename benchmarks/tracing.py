@@ -70,7 +70,7 @@ def main() -> None:
         colibri.load(chosen.model, threads=chosen.threads, context=context) as model,
         tempfile.TemporaryDirectory() as directory,
     ):
-        model._end_ids = []  # every round writes as many tokens
+        model._prompts.end_ids = []  # every round writes as many tokens
         for _ in range(chosen.rounds):
             ids = rng.integers(3, model.n_vocab, chosen.tokens).astype(np.int32)
             for kind in KINDS:

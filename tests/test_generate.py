@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from checkpoints import tokenizer_json
 from colibri import ArgumentError
-from colibri.generate import NoText, StopFilter, Stream
+from colibri.generate import Answer, NoText, StopFilter, Stream
 from colibri.tokenizer import Tokenizer
 
 ALPHABET = "A B C D E F G comma 🦙 歪 👨\u200d👩\u200d👧 hum"
@@ -31,11 +31,8 @@ def scripted(ids: list[int]) -> Callable[[list[int]], int]:
 def stream(ids: list[int], stops: list[str] | None = None, limit: int = 1000) -> Stream:
     return Stream(
         scripted(ids),
-        tokenizer().decoder(start=True),
-        limit=limit,
+        Answer(tokenizer().decoder(start=True), limit=limit, end_ids=[2, 4], stops=stops or []),
         n_prompt=3,
-        end_ids=[2, 4],
-        stops=stops or [],
     )
 
 
@@ -133,10 +130,8 @@ def test_every_end_token_ends_and_leaves_no_text(end: int) -> None:
     ids = tokenizer().encode("A B")
     found = Stream(
         lambda done: ([*ids, end, 99])[len(done)],
-        tokenizer().decoder(start=True),
-        limit=9,
+        Answer(tokenizer().decoder(start=True), limit=9, end_ids=[2, 4]),
         n_prompt=1,
-        end_ids=[2, 4],
     )
     assert "".join(found) == "A B"
     assert found.result.finish_reason == "stop" and found.result.ids == ids
@@ -168,5 +163,5 @@ def test_a_result_before_the_end_is_an_error_and_closing_ends() -> None:
 
 
 def test_without_a_tokenizer_there_are_ids_only() -> None:
-    found = Stream(scripted([7, 8]), NoText(), limit=9, n_prompt=1, end_ids=[2])
+    found = Stream(scripted([7, 8]), Answer(NoText(), limit=9, end_ids=[2]), n_prompt=1)
     assert list(found) == [] and found.result.ids == [7, 8]

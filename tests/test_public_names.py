@@ -10,12 +10,15 @@ import colibri
 
 NAMES = [
     "ArgumentError",
+    "AsyncEngine",
+    "AsyncStream",
     "CancelledError",
     "ChatTemplateError",
     "ColibriError",
     "ContextFullError",
     "ConversionError",
     "Generation",
+    "Logprobs",
     "MemoryPlan",
     "MemoryPlanError",
     "Model",
@@ -24,6 +27,7 @@ NAMES = [
     "NumericError",
     "Plan",
     "Profile",
+    "QueueFullError",
     "Routing",
     "Sampling",
     "Stream",

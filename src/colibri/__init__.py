@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from colibri._native import MemoryPlan
     from colibri.analysis.plan import Plan, plan
+    from colibri.async_engine import AsyncEngine, AsyncStream
     from colibri.engine import Model, Routing, load
     from colibri.errors import (
         ArgumentError,
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
         ModelFileError,
         ModelIOError,
         NumericError,
+        QueueFullError,
         TraceError,
         UnsupportedError,
     )
-    from colibri.generate import Generation, Stream
+    from colibri.generate import Generation, Logprobs, Stream
     from colibri.profiling import Profile, measure
     from colibri.sampling import Sampling
     from colibri.tokenizer import Tokenizer
@@ -41,12 +43,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArgumentError",
+    "AsyncEngine",
+    "AsyncStream",
     "CancelledError",
     "ChatTemplateError",
     "ColibriError",
     "ContextFullError",
     "ConversionError",
     "Generation",
+    "Logprobs",
     "MemoryPlan",
     "MemoryPlanError",
     "Model",
@@ -55,6 +60,7 @@ __all__ = [
     "NumericError",
     "Plan",
     "Profile",
+    "QueueFullError",
     "Routing",
     "Sampling",
     "Stream",
@@ -70,8 +76,9 @@ __all__ = [
 _HOMES = {
     "_native": ("MemoryPlan",),
     "analysis.plan": ("Plan", "plan"),
+    "async_engine": ("AsyncEngine", "AsyncStream"),
     "engine": ("Model", "Routing", "load"),
-    "generate": ("Generation", "Stream"),
+    "generate": ("Generation", "Logprobs", "Stream"),
     "profiling": ("Profile", "measure"),
     "sampling": ("Sampling",),
     "tokenizer": ("Tokenizer",),

@@ -1,8 +1,8 @@
 """A model that is open and ready: load(), and Model with everything a program does with it.
 
 Owns: one model's parts and how they work together. Refuses: arithmetic and memory (the C library), what
-sequences hold (sequences.py), drawing tokens (drawing.py), checks (arguments.py), text rules (tokenizer.py,
-chat.py, sources.py, generate.py)."""
+sequences hold (sequences.py), choosing tokens (drawing.py), checks (arguments.py), text rules (prompts.py,
+tokenizer.py, chat.py, sources.py, generate.py)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ from types import TracebackType
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from colibri import _native as native
-from colibri import chat as chat_template
-from colibri import placement
+from colibri import drawing, placement
 from colibri import residency as residency_rules
-from colibri import sampling as sampling_rules
 from colibri._native import Floats, Ids, MemoryPlan
 from colibri.arguments import IdList, Opening, checked_ids
 from colibri.cache import resolve
-from colibri.drawing import drawer
-from colibri.errors import ArgumentError, UnsupportedError
-from colibri.generate import Generation, NoText, Stream, Work
+from colibri.chat import Message
+from colibri.errors import ArgumentError
+from colibri.generate import Generation, Stream
 from colibri.opened import open_file
+from colibri.prompts import Prompt, Prompts
 from colibri.residency import Traffic
-from colibri.sampling import Options, Sampling
+from colibri.sampling import Options
 from colibri.sequences import Progress, Sequences
 from colibri.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 _log = logging.getLogger("colibri")
 
 
@@ -138,8 +135,9 @@ class Model:
     a time.
 
     generate, stream, chat and stream_chat take the keywords of colibri.Sampling: max_tokens, temperature,
-    top_k, top_p, min_p, repetition_penalty, seed, stop. One that is absent takes the model's own default,
-    else it is off: without a default temperature the choice is greedy."""
+    top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, seed, stop,
+    json_schema, regex, grammar, logprobs. One that is absent takes the model's own default, else it is off:
+    without a default temperature the choice is greedy."""
 
     def __init__(self, path: Path, chosen: Opening | None = None) -> None:
         if not isinstance(chosen, Opening):
@@ -152,9 +150,7 @@ class Model:
         self.threads, self.context = params.threads, params.context
         self.max_batch = params.max_batch
         self.chunk = min(params.chunk, params.context * params.max_batch)
-        rules, self._rules, self._tokenizer = opened.rules
-        self._defaults, self._end_ids = rules["defaults"], rules["eos_ids"]
-        self._template_names, self.chat_template = rules["special_tokens"], opened.chat_template
+        self.chat_template = opened.chat_template
         self.residency, params = residency_rules.decide(handle, chosen, params, opened.n_experts)
         fetching = residency_rules.bring_in(handle, self.residency, chosen, params)
         closing.detach()
@@ -165,6 +161,9 @@ class Model:
         failed.detach()
         self._release = weakref.finalize(self, _end, fetching, handle, context_handle, self._counters)
         self._sequences = Sequences(context_handle, params, info.n_vocab)
+        self._prompts = Prompts(
+            path, opened.rules, opened.chat_template, info.n_vocab, info.n_vocab_used, self._sequences.room
+        )
         self._end_reading = fetching
 
     # --- text
@@ -199,17 +198,12 @@ class Model:
         **options: Unpack[Options],
     ) -> Stream:
         """generate() piece by piece; the stream's `result` is the Generation."""
-        ids, given = self.prompt_ids(prompt, src_lang), sampling_rules.from_options(options)
-        if self._rules is None:
-            if tgt_lang is not None:
-                raise ArgumentError(f"tgt_lang={tgt_lang!r} has no effect: the model has no encoder")
-            return self._stream(ids, given, progress, answer=False)
-        start = np.array(self._rules.start(tgt_lang), np.int32)
-        return self._stream(start, given, progress, answer=True, source=ids)
+        writing = self._prompts.continuing(prompt, src_lang, tgt_lang, options)
+        return drawing.stream(self._sequences, writing, progress)
 
     def chat(
         self,
-        messages: Sequence[chat_template.Message],
+        messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
@@ -227,7 +221,7 @@ class Model:
 
     def stream_chat(
         self,
-        messages: Sequence[chat_template.Message],
+        messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
@@ -235,64 +229,31 @@ class Model:
         **options: Unpack[Options],
     ) -> Stream:
         """chat() piece by piece."""
-        ids = checked_ids(self.chat_ids(messages, tools=tools, variables=variables), self.n_vocab)
-        return self._stream(ids, sampling_rules.from_options(options), progress, answer=True)
+        ids = self.chat_ids(messages, tools=tools, variables=variables)
+        return drawing.stream(self._sequences, self._prompts.answering(ids, options), progress)
 
     def chat_ids(
         self,
-        messages: Sequence[chat_template.Message],
+        messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids that a conversation becomes."""
-        if self._rules is not None:
-            raise UnsupportedError(
-                "chat: the model reads a text and writes another: it holds no conversations; give the text "
-                "as a prompt, to generate() or to `colibri run` without --chat"
-            )
-        tokenizer = self.tokenizer
-        text, mark = chat_template.render(
-            self.chat_template,
-            messages,
-            control=tokenizer.control_ids,
-            tools=tools,
-            variables={**self._template_names, **(variables or {})},
-        )
-        return tokenizer.encode(text, special=True, mark=mark)
+        return self._prompts.of_chat(messages, tools, variables)
 
     def prompt_ids(self, prompt: Prompt, src_lang: str | None = None) -> Ids:
         """The ids that generate() evaluates for a prompt."""
-        if src_lang is not None and (self._rules is None or not isinstance(prompt, str)):
-            raise ArgumentError(
-                f"src_lang={src_lang!r} has no effect but on a text for a model with an encoder"
-            )
-        if not isinstance(prompt, str):
-            return checked_ids(prompt, self.n_vocab)
-        if self._rules is not None:
-            return checked_ids(self._rules.source(self.tokenizer.encode(prompt), src_lang), self.n_vocab)
-        ids = self.tokenizer.encode_prompt(prompt)
-        if not ids:
-            raise ArgumentError(
-                "prompt: it is empty, and the model has no BOS token to begin a text with; give a text"
-            )
-        return checked_ids(ids, self.n_vocab)
+        return self._prompts.of_text(prompt, src_lang)
 
     def start_ids(self, tgt_lang: str | None = None) -> list[int]:
         """The ids that a target begins with, for logits() and routing(); a model without an encoder has
         none."""
-        if self._rules is None:
-            raise UnsupportedError("start_ids: the model has no encoder: what it writes continues its prompt")
-        return self._rules.start(tgt_lang)
+        return self._prompts.of_target(tgt_lang)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            raise UnsupportedError(
-                f"{self.path} has no tokenizer, so it takes and gives ids only: pass a list of ids, or "
-                "convert a checkpoint with a tokenizer.json"
-            )
-        return self._tokenizer
+        return self._prompts.tokenizer
 
     # --- numbers
 
@@ -381,41 +342,14 @@ class Model:
 
     def _read_sources(self, sources: Sequence[Prompt] | None, n: int) -> list[Ids | None]:
         """The ids of each sequence's source; None for each without an encoder."""
-        if self._rules is None and sources is None:
+        if self._prompts.source_rules is None and sources is None:
             return [None] * n
-        if self._rules is None or sources is None:
+        if self._prompts.source_rules is None or sources is None:
             has = "an encoder" if sources is None else "no encoder"
             raise ArgumentError(f"source: the model has {has}, found {'none' if sources is None else 'one'}")
         if len(sources) != n:
             raise ArgumentError(f"sources: expected {n}, one for each sequence, found {len(sources)}")
         return [self.prompt_ids(source) for source in sources]
-
-    def _stream(
-        self,
-        ids: Ids,
-        given: Sampling,
-        progress: Progress | None,
-        *,
-        answer: bool,
-        source: Ids | None = None,
-    ) -> Stream:
-        self._sequences.context  # noqa: B018 - a closed model is an error now, not at the first piece
-        if given.stop and self._tokenizer is None:
-            raise ArgumentError("stop: the model has no tokenizer, so there is no text to look for it in")
-        chosen = sampling_rules.resolve(given, self._defaults)
-        room = self._sequences.room(len(ids))
-        limit = room if given.max_tokens is None else min(room, given.max_tokens)
-        work = Work()
-        return Stream(
-            drawer(self._sequences, self.n_vocab, ids, source, limit, chosen, progress, work),
-            NoText() if self._tokenizer is None else self._tokenizer.decoder(start=answer),
-            limit=limit,
-            n_prompt=len(ids) + (0 if source is None else len(source)),
-            end_ids=self._end_ids,
-            stops=chosen.stops,
-            seed=chosen.seed,
-            work=work,
-        )
 
 
 def _read(stream: Stream) -> Generation:

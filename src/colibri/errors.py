@@ -8,6 +8,7 @@
     ├── MemoryPlanError (MemoryError)   the planned bytes could not be had
     ├── ContextFullError                more tokens than the context has positions
     ├── CancelledError                  cancelled from another thread
+    ├── QueueFullError                  an AsyncEngine has as many requests waiting as it may
     ├── NumericError                    a logit is NaN or infinite
     ├── ConversionError                 a checkpoint cannot be converted
     ├── ChatTemplateError               a chat template is missing, broken or refused the messages
@@ -49,6 +50,10 @@ class ContextFullError(ColibriError):
 
 class CancelledError(ColibriError):
     """The evaluation was cancelled."""
+
+
+class QueueFullError(ColibriError):
+    """As many requests are waiting as may: try again later."""
 
 
 class NumericError(ColibriError):

@@ -7,9 +7,9 @@ Refuses: evaluation and sampling: a function that returns the next id is handed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
 from colibri.errors import ArgumentError
 
@@ -33,6 +33,15 @@ class NoText:
         return ""
 
 
+class Logprobs(NamedTuple):
+    """How likely an id was: natural logarithms of the softmax of the model's logits as they are, before
+    penalties, biases, constraints and temperature."""
+
+    id: int
+    logprob: float
+    top: list[tuple[int, float]]  # the most likely ids, best first; of equals the lowest
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A finished text and how it came about."""
@@ -48,6 +57,7 @@ class Generation:
     prefill_seconds: float  # engine time from the prompt to the first token
     decode_seconds: float  # engine time of the later tokens
     seed: int | None  # repeats this text with the same prompt and options; None when greedy
+    logprobs: list[Logprobs] | None = None  # one for each of ids, if they were asked for
 
     @property
     def prefill_speed(self) -> float:
@@ -67,13 +77,8 @@ class Work:
     n_reused: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Outcome:
-    ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    finish_reason: FinishReason = "length"
+    logprobs: list[Logprobs] | None = None  # of every id drawn, an end token too; None: nobody asked
+    complete: bool = False  # the text matches what it must, and nothing can follow
 
 
 class StopFilter:
@@ -112,6 +117,61 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
+class Answer:
+    """One text as it comes about: ids are pushed, pieces of complete characters come out, until
+    `finish_reason` says why it ends."""
+
+    def __init__(
+        self, decoder: TextDecoder, *, limit: int, end_ids: Collection[int], stops: Sequence[str] = ()
+    ) -> None:
+        """limit: most ids."""
+        self.ids: list[int] = []
+        self.finish_reason: FinishReason | None = None if limit > 0 else "length"
+        self._decoder, self._limit, self._end_ids = decoder, limit, end_ids
+        self._stops = StopFilter(stops)
+
+    def push(self, id: int, complete: bool = False) -> str:
+        """The piece that may be shown now. complete: nothing can follow this id."""
+        if id in self._end_ids:
+            return self._end("stop")
+        self.ids.append(id)
+        piece = self._stops.push(self._decoder.push(id))
+        if self._stops.stopped:
+            self.finish_reason = "stop"
+        elif complete:
+            piece += self._end("stop")
+        elif len(self.ids) == self._limit:
+            piece += self._end("length")
+        return piece
+
+    def _end(self, reason: FinishReason) -> str:
+        rest = self._stops.push(self._decoder.finish())
+        if not self._stops.stopped:
+            rest += self._stops.finish()
+        self.finish_reason = "stop" if self._stops.stopped else reason
+        return rest
+
+
+def finished(answer: Answer, work: Work, text: str, n_prompt: int, seed: int | None) -> Generation:
+    """The Generation that an answer has become."""
+    if answer.finish_reason is None:
+        raise ArgumentError(
+            "the stream is not at its end: read all of its pieces before asking for the result"
+        )
+    return Generation(
+        text=text,
+        ids=list(answer.ids),
+        finish_reason=answer.finish_reason,
+        n_prompt=n_prompt,
+        n_reused=work.n_reused,
+        n_generated=len(answer.ids),
+        prefill_seconds=work.prefill_seconds,
+        decode_seconds=work.decode_seconds,
+        seed=seed,
+        logprobs=None if work.logprobs is None else work.logprobs[: len(answer.ids)],
+    )
+
+
 class Stream(Iterator[str]):
     """Pieces of text as they come, each of complete characters. After the last one `result` is the
     Generation."""
@@ -119,28 +179,25 @@ class Stream(Iterator[str]):
     def __init__(
         self,
         next_id: Callable[[list[int]], int],
-        decoder: TextDecoder,
+        answer: Answer,
         *,
-        limit: int,
         n_prompt: int,
-        end_ids: Sequence[int],
-        stops: Sequence[str] = (),
         seed: int | None = None,
         work: Work | None = None,
     ) -> None:
-        """next_id: given the ids generated so far, the next one. limit: most tokens to generate."""
-        self._outcome = _Outcome()
+        """next_id: given the ids generated so far, the next one."""
+        self._answer = answer
+        self._texts: list[str] = []
         self._work = work or Work()
         self._n_prompt, self._seed = n_prompt, seed
-        self._finished = False
-        self._pieces = self._loop(next_id, decoder, limit, frozenset(end_ids), StopFilter(stops))
+        self._pieces = self._loop(next_id)
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> str:
         piece = next(self._pieces)
-        self._outcome.texts.append(piece)
+        self._texts.append(piece)
         return piece
 
     def close(self) -> None:
@@ -150,56 +207,16 @@ class Stream(Iterator[str]):
     @property
     def text(self) -> str:
         """What has come so far."""
-        return "".join(self._outcome.texts)
+        return "".join(self._texts)
 
     @property
     def result(self) -> Generation:
         """The finished Generation."""
-        if not self._finished:
-            raise ArgumentError(
-                "the stream is not at its end: read all of its pieces before asking for the result"
-            )
-        outcome, work = self._outcome, self._work
-        return Generation(
-            text=self.text,
-            ids=list(outcome.ids),
-            finish_reason=outcome.finish_reason,
-            n_prompt=self._n_prompt,
-            n_reused=work.n_reused,
-            n_generated=len(outcome.ids),
-            prefill_seconds=work.prefill_seconds,
-            decode_seconds=work.decode_seconds,
-            seed=self._seed,
-        )
+        return finished(self._answer, self._work, self.text, self._n_prompt, self._seed)
 
-    def _loop(
-        self,
-        next_id: Callable[[list[int]], int],
-        decoder: TextDecoder,
-        limit: int,
-        end_ids: frozenset[int],
-        stops: StopFilter,
-    ) -> Generator[str, None, None]:
-        outcome = self._outcome
-        while len(outcome.ids) < limit:
-            id = next_id(outcome.ids)
-            if id in end_ids:
-                outcome.finish_reason = "stop"
-                break
-            outcome.ids.append(id)
-            piece = stops.push(decoder.push(id))
-            if stops.stopped:
-                outcome.finish_reason = "stop"
+    def _loop(self, next_id: Callable[[list[int]], int]) -> Generator[str, None, None]:
+        while self._answer.finish_reason is None:
+            id = next_id(self._answer.ids)
+            piece = self._answer.push(id, self._work.complete)
             if piece:
                 yield piece
-            if stops.stopped:
-                break
-        if not stops.stopped:
-            rest = stops.push(decoder.finish())
-            if stops.stopped:
-                outcome.finish_reason = "stop"
-            else:
-                rest += stops.finish()
-            if rest:
-                yield rest
-        self._finished = True

@@ -1,5 +1,5 @@
-"""How a token is chosen and when to stop: the parameters of one generation, checked once for API and command
-line.
+"""How a token is chosen and when to stop: the parameters of one generation, checked once for API, command
+line and server.
 
 Owns: names, types, bounds, messages, and what an absent value means:
     a value given  >  the model's own default (generation.json in the file)  >  off. Temperature off (0) is
@@ -20,6 +20,9 @@ from colibri.errors import ArgumentError
 
 MAX_COUNT = 2**31 - 1  # int32 of the C interface; a larger max_tokens means the same as none
 MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20
+NEVER = -100.0  # a bias of this much is a ban
+CONSTRAINTS = ("json_schema", "regex", "grammar")
 # Sampling fields that a model may have defaults for.
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -34,8 +37,15 @@ class Options(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     seed: int | None
     stop: str | Sequence[str] | None
+    json_schema: Mapping[str, Any] | bool | None
+    regex: str | None
+    grammar: str | None
+    logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +58,19 @@ class Sampling:
     top_p: float | None = None  # above 0, up to 1 (off)
     min_p: float | None = None  # 0 (off) to 1, relative to the most likely token
     repetition_penalty: float | None = None  # 0.01 to 100; 1: off
+    # Subtracted from the logit of an id that has been written: once, and for each time. -2 to 2; 0: off.
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = (
+        None  # id -> what its logit is raised by, -100 (never drawn) to 100
+    )
     seed: int | None = None  # None: a fresh one, reported in Generation.seed
     stop: str | Sequence[str] | None = None  # texts that end the answer and are not part of it
+    # What the whole answer must match; at most one of them. True: any JSON object.
+    json_schema: Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None  # in llguidance's variant of Lark
+    logprobs: int | None = None  # with every id: its log-probability, and those of so many most likely ids
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, None, "leave it out to write to the end or the context")
@@ -58,8 +79,18 @@ class Sampling:
         _real("top_p", self.top_p, 0.0, 1.0, "1 is off", above=True)
         _real("min_p", self.min_p, 0.0, 1.0, "0 is off")
         _real("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "1 is off")
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "0 is off")
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "0 is off")
         _integer("seed", self.seed, 0, MAX_SEED, "leave it out for a fresh one")
+        _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, "0 gives those of the written ids only")
         object.__setattr__(self, "stop", _stop(self.stop))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        _check_constraint(self)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the answer must match something."""
+        return any(getattr(self, name) is not None for name in CONSTRAINTS)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -139,3 +170,32 @@ def _stop(value: object) -> tuple[str, ...] | None:
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
         raise ArgumentError(f"stop: expected a text or a list of texts, none of them empty, found {value!r}")
     return tuple(texts)
+
+
+def _logit_bias(value: object) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ArgumentError(f"logit_bias: expected a mapping from ids to numbers, found {value!r:.80}")
+    for id, bias in value.items():
+        _integer("logit_bias: an id", id, 0, MAX_COUNT, "of the model's vocabulary")
+        _real(f"logit_bias of id {id}", bias, NEVER, 100.0, "-100 is never drawn")
+    return {int(id): float(bias) for id, bias in value.items()}
+
+
+def _check_constraint(given: Sampling) -> None:
+    """That at most one is there, and of what kind; what it says is checked where it is compiled."""
+    found = [name for name in CONSTRAINTS if getattr(given, name) is not None]
+    if len(found) > 1:
+        raise ArgumentError(
+            f"{found[0]} and {found[1]}: an answer can be made to match one of them: leave one out"
+        )
+    schema = given.json_schema
+    if not (schema is None or schema is True or isinstance(schema, Mapping)):
+        raise ArgumentError(
+            f"json_schema: expected a JSON schema (a mapping), or True for any object, found {schema!r:.80}"
+        )
+    for name in ("regex", "grammar"):
+        value = getattr(given, name)
+        if value is not None and not (isinstance(value, str) and value):
+            raise ArgumentError(f"{name}: expected a text that is not empty, found {value!r:.80}")

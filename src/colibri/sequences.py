@@ -18,6 +18,7 @@ from colibri._native import Floats, Ids
 from colibri.errors import ArgumentError, CancelledError, ContextFullError
 
 Progress = Callable[[int, int], object]
+WORTH_SHARING = 16  # ids: evaluating them costs more than a copy of the cache block that both go on to write
 
 
 class Sequences:
@@ -42,6 +43,7 @@ class Sequences:
         # What a sequence is made from, b"" for nothing: int32 ids as bytes.
         self._sources = [b""] * params.max_batch
         self._clock = self._last = 0
+        self._taken: set[int] = set()  # sequences that take() gave away
 
     @property
     def context(self) -> native.ContextHandle:
@@ -60,7 +62,8 @@ class Sequences:
             return native.position(self.context, self._last)
 
     def room(self, n_ids: int) -> int:
-        """Positions that are left after n_ids."""
+        """Positions that are left after n_ids. A closed model is an error now, not at the first piece."""
+        self.context  # noqa: B018
         if n_ids > self._capacity:
             raise ContextFullError(
                 f"the prompt has {n_ids} tokens, the context holds {self._capacity}: shorten the prompt or "
@@ -78,10 +81,9 @@ class Sequences:
         began. Returns (sequence, how many ids of both it held already)."""
         self._check_idle()
         key = b"" if source is None else source.tobytes()
-        sequence, kept = hint, self._shared(hint, ids, key) if hint >= 0 else -1
+        sequence, kept = hint, self._shared(hint, ids, key) if hint >= 0 and hint not in self._taken else -1
         if kept != len(ids) - 1:
-            sequence = self._place(ids, key)
-            kept = min(self._shared(sequence, ids, key), len(ids) - 1)  # the last is evaluated: its logits
+            sequence, kept = self._begin(ids, key)
         self._rewind(sequence, kept)
         read = self._read(sequence, source, began, progress, None)
         if source is not None:
@@ -89,6 +91,33 @@ class Sequences:
         self._evaluate([native.Input(sequence, ids[kept:], self.logits)], began, progress, None)
         self._note(sequence, kept, ids)
         return sequence, kept + (0 if read or source is None else len(source))
+
+    def take(self, ids: Ids, source: Ids | None, began: int) -> tuple[int, int] | None:
+        """Gives a sequence away, to advance(), until give_back(). It holds what is known of the beginning of
+        these ids, which are made from a source if there is one: that is evaluated now.
+
+        Returns (sequence, how many ids it holds already: fewer than there are), or None if none is left."""
+        with self.lock:
+            self._check_idle()
+            if len(self._taken) == len(self._count):
+                return None
+            sequence, kept = self._begin(ids, b"" if source is None else source.tobytes())
+            self._read(sequence, source, began, None, None)
+            self._note(sequence, kept, ids[:kept])
+            self._taken.add(sequence)
+            return sequence, kept
+
+    def give_back(self, sequence: int) -> None:
+        """What a sequence holds stays for others to begin with."""
+        self._taken.discard(sequence)
+
+    def advance(self, inputs: list[native.Input], ids: list[Ids], began: int) -> None:
+        """Appends to sequences that take() gave away. ids: all that each of them holds then."""
+        with self.lock:
+            self._check_idle()
+            self._evaluate(inputs, began, None, None)
+            for item, whole in zip(inputs, ids, strict=True):
+                self._note(item.sequence, len(whole) - len(item.ids), whole)
 
     def evaluate_alone(
         self,
@@ -103,7 +132,7 @@ class Sequences:
             self.room(len(ids))
         with self.lock:
             self._check_idle()
-            places = sorted(range(len(self._used)), key=lambda at: self._used[at])[: len(batch)]
+            places = sorted(self._free(len(batch)), key=lambda at: self._used[at])[: len(batch)]
             for place, source in zip(places, sources, strict=True):
                 self._rewind(place, 0)
                 if routing is not None:
@@ -118,7 +147,7 @@ class Sequences:
         """Nothing of what the sequences hold is used again: what comes next is evaluated whole."""
         with self.lock:
             self._check_idle()
-            for sequence in range(len(self._count)):
+            for sequence in self._free(0):
                 self._rewind(sequence, 0)
                 self._sources[sequence] = b""
 
@@ -171,17 +200,36 @@ class Sequences:
         differs = self._held[sequence, :n] != ids[:n]
         return int(differs.argmax()) if differs.any() else n
 
-    def _place(self, ids: Ids, source: bytes) -> int:
-        """The sequence where the fewest ids are evaluated and forgotten; of equals the one not used for
-        longest."""
-        return min(
-            range(len(self._count)),
-            key=lambda at: (
-                self._sources[at] != source,
-                self._count[at] - 2 * self._shared(at, ids, source),
-                self._used[at],
-            ),
-        )
+    def _free(self, n: int) -> list[int]:
+        """The sequences that nobody has taken: at least n."""
+        free = [at for at in range(len(self._count)) if at not in self._taken]
+        if len(free) < n:
+            raise ArgumentError(
+                f"the model holds {len(self._count)} sequences (max_batch of load), of which an AsyncEngine "
+                f"uses {len(self._taken)}: {n} are needed here; wait, or load the model a second time"
+            )
+        return free
+
+    def _begin(self, ids: Ids, source: bytes) -> tuple[int, int]:
+        """A free sequence that holds the longest beginning of ids that any sequence has, but not all of them:
+        the last one is evaluated, for its logits. It is the one where the fewest ids are evaluated and
+        forgotten, of equals the one not used for longest; another's beginning is shared, not copied."""
+        free, all = self._free(1), range(len(self._count))
+        shared = [min(self._shared(at, ids, source), len(ids) - 1) for at in all]
+        best = max(all, key=lambda at: shared[at])
+
+        def cost(at: int) -> tuple[bool, int, int]:
+            kept = max(shared[at], shared[best] if shared[best] >= WORTH_SHARING else 0)
+            return self._sources[at] != source, self._count[at] - shared[at] - kept, self._used[at]
+
+        sequence = min(free, key=cost)
+        if shared[best] >= shared[sequence] + WORTH_SHARING:
+            native.fork(self.context, best, sequence)
+            self._held[sequence, : self._count[best]] = self._held[best, : self._count[best]]
+            self._count[sequence], self._sources[sequence] = self._count[best], self._sources[best]
+            shared[sequence] = shared[best]
+        self._rewind(sequence, shared[sequence])
+        return sequence, shared[sequence]
 
     def _rewind(self, sequence: int, position: int) -> None:
         if position < self._count[sequence]:

@@ -7,6 +7,7 @@ Refuses: bounds of values (sampling.py and engine.py check them for API and comm
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +89,29 @@ def run_model(
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; may be given often.")
     ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Weaken what has been written, once: -2 to 2; 0: off.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Weaken what has been written, each time: -2 to 2; 0: off.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=BIAS", help="Raise a token's logit; -100: never. May be given often."),
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer is JSON that matches this schema.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="The answer matches this regular expression as a whole.")
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer matches this grammar (Lark, llguidance).")
+    ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="With --stats-json: log-probabilities, and those of the K best."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="1 to 256; none: the physical cores this process may use.")
     ] = None,
@@ -146,7 +170,16 @@ def run_model(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
         "stop": stop or None,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": _biases(logit_bias) if logit_bias else None,
+        "json_schema": None if json_schema is None else _json(json_schema),
+        "regex": regex,
+        "grammar": None if grammar is None else _text(grammar),
+        "logprobs": logprobs,
     }
+    if logprobs is not None and stats_json is None:
+        raise typer.BadParameter("--logprobs has no effect without --stats-json, which they are written to")
     opening: dict[str, Any] = {
         "threads": threads,
         "context": context,
@@ -180,6 +213,31 @@ def run_model(
             results = [_answer(opened.stream(prompt, src_lang=src_lang, tgt_lang=tgt_lang, **options))]
         if results and (stats or stats_json is not None):
             _tell(opened, results, stats, stats_json)
+
+
+def _biases(given: list[str]) -> dict[int, float]:
+    found = {}
+    for text in given:
+        id, _, bias = text.partition("=")
+        try:
+            found[int(id)] = float(bias)
+        except ValueError:
+            raise ArgumentError(f"logit_bias: expected ID=BIAS such as 11=-5, found {text!r}") from None
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{file}: expected a text file in UTF-8: {error}") from None
+
+
+def _json(file: Path) -> object:
+    try:
+        return json.loads(_text(file))
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"{file}: expected JSON: {error}") from None
 
 
 def _tell(model: Model, results: list[Generation], stats: bool, stats_json: Path | None) -> None:

@@ -39,6 +39,7 @@ def figures(model: Model, results: Sequence[Generation]) -> dict[str, Any]:
         "threads": model.threads,
         "context": model.context,
         "seed": results[-1].seed,
+        "logprobs": _logprobs(model, results),
         "residency": model.residency,
         "experts": sum(model.config["n_experts"]),
         "expert_slots": model.memory.expert_slots,
@@ -46,6 +47,21 @@ def figures(model: Model, results: Sequence[Generation]) -> dict[str, Any]:
         "memory": asdict(model.memory),
         "peak_bytes": None if process is None else process["peak"],
     }
+
+
+def _logprobs(model: Model, results: Sequence[Generation]) -> list[dict[str, Any]] | None:
+    """Of the tokens of all answers in a row; None: nobody asked."""
+    if any(one.logprobs is None for one in results):
+        return None
+
+    def token(id: int, logprob: float) -> dict[str, Any]:
+        return {"id": id, "token": model.tokenizer.decode([id], special=True), "logprob": logprob}
+
+    return [
+        token(found.id, found.logprob) | {"top": [token(*one) for one in found.top]}
+        for one in results
+        for found in one.logprobs or ()
+    ]
 
 
 def write(file: Path, found: dict[str, Any]) -> None:
