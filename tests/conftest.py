@@ -61,3 +61,24 @@ def model(model_path: Path) -> Iterator[colibri.Model]:
     """The model, freshly opened."""
     with colibri.load(model_path, threads=2, context=64) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Any]:
+    """The demo, as a server holds it."""
+    pytest.importorskip("fastapi")
+    from colibri.server.served import Served
+
+    with colibri.load("demo", max_batch=4, context=256) as model:
+        engine = colibri.AsyncEngine(model)
+        yield Served("demo", model, engine)
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def client(served: Any) -> Any:
+    """A client of a server of the demo."""
+    from colibri.server.app import create_app
+    from server_client import Client
+
+    return Client(create_app([served]))

@@ -325,6 +325,36 @@ def test_log_probabilities_are_those_of_the_softmax(model: Model) -> None:
         assert dict(one.top).get(id, one.logprob) == one.logprob
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 7])
+def test_log_probabilities_of_a_prompt(model: Model, engine: AsyncEngine, max_tokens: int) -> None:
+    text = "One day, a girl named Lily went to the park. She saw a big red ball. " * 3
+    options: dict[str, Any] = {"max_tokens": max_tokens, **GREEDY, "prompt_logprobs": 2}
+    found = model.generate(text, **options)
+
+    async def together() -> list[Generation]:
+        work = [engine.generate(text, **options), engine.generate("The dog", max_tokens=9, **GREEDY)]
+        return await asyncio.gather(*work, engine.generate(text, **options))
+
+    beside, other, again = run(together())
+    assert found == found.__class__(**{**_fields(beside), **_times(found)}) and again.ids == found.ids
+    assert core(other) == core(model.generate("The dog", max_tokens=9, **GREEDY))
+    ids = model.tokenizer.encode_prompt(text)
+    logits = model.logits(ids).astype(np.float64)
+    assert found.prompt_logprobs is not None and len(found.prompt_logprobs) == len(ids) - 1
+    for row, id, one in zip(logits, ids[1:], found.prompt_logprobs, strict=False):
+        expected = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert one.id == id and abs(one.logprob - expected[id]) < 1e-9 and len(one.top) == 2
+    assert found.ids == model.generate(text, max_tokens=max_tokens, **GREEDY).ids
+
+
+def _fields(found: Generation) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in Generation.__slots__}
+
+
+def _times(found: Generation) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in ("prefill_seconds", "decode_seconds")}
+
+
 @pytest.mark.parametrize(
     ("options", "check"),
     [

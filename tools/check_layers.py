@@ -46,7 +46,8 @@ CORE: Table = [
 ]
 PYTHON: Table = [
     ("__main__",),
-    ("cli/", "server/"),
+    ("cli/",),
+    ("server/",),
     ("__init__",),
     ("analysis/",),
     ("async_engine",),

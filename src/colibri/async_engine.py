@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ from colibri.chat import Message
 from colibri.drawing import Writing
 from colibri.engine import Model
 from colibri.errors import CancelledError, ColibriError
-from colibri.generate import Generation, Logprobs, finished
+from colibri.generate import Generation, Logprobs, Work, finished
 from colibri.prompts import Prompt
 from colibri.sampling import Options
 from colibri.scheduler import Event, Load, Request, Scheduler
@@ -87,9 +87,25 @@ class AsyncStream(AsyncIterator[str]):
         return len(self._writing.answer.ids)
 
     @property
-    def logprobs(self) -> list[Logprobs]:
-        """Of the tokens so far, if they were asked for; the list is shared: do not change it."""
-        return self._writing.work.logprobs or []
+    def logprobs(self) -> list[Logprobs] | None:
+        """Of the tokens so far; None: they were not asked for."""
+        found = self._writing.work.logprobs
+        return None if found is None else found[: self.n_generated]
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt."""
+        return list(map(int, self._writing.ids))
+
+    @property
+    def prompt_logprobs(self) -> list[Logprobs] | None:
+        """Of the prompt from its second token on, once the first piece is there; None: not asked for."""
+        return self._writing.work.prompt_logprobs
+
+    @property
+    def work(self) -> Work:
+        """What the engine has noted so far: times, tokens of the prompt that were in the KV cache."""
+        return self._writing.work
 
     @property
     def result(self) -> Generation:
@@ -113,7 +129,13 @@ class AsyncEngine:
 
     The model may be used beside it, between two steps, where it has sequences left."""
 
-    def __init__(self, model: Model, *, max_waiting: int = 1024, prefill_rows: int = 256) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_waiting: int = 1024,
+        prefill_rows: int = 256,
+    ) -> None:
         """max_waiting: more requests than that waiting raise QueueFullError. prefill_rows: most ids of
         prompts that are read between two tokens of texts in writing: 1 to 4096."""
         bounded("max_waiting", max_waiting, 2**31, optional=False)
@@ -143,7 +165,7 @@ class AsyncEngine:
         **options: Unpack[Options],
     ) -> AsyncStream:
         """Model.stream(). client: whose request it is; clients take turns."""
-        return self._begin(self.model._prompts.continuing(prompt, src_lang, tgt_lang, options), client)
+        return self.submit(self.model._prompts.continuing(prompt, src_lang, tgt_lang, options), client)
 
     def stream_chat(
         self,
@@ -162,7 +184,25 @@ class AsyncEngine:
         self, ids: IdList, *, client: Hashable = None, **options: Unpack[Options]
     ) -> AsyncStream:
         """What stream_chat() writes after chat_ids(): an answer, whose text begins with its first word."""
-        return self._begin(self.model._prompts.answering(ids, options), client)
+        return self.submit(self.model._prompts.answering(ids, options), client)
+
+    def submit(self, writing: Writing, client: Hashable = None) -> AsyncStream:
+        """Begins to write what was prepared, which may take long where an answer must match something."""
+        request = Request(writing, client)
+        stream = AsyncStream(self, request)
+        if request.finished and not request.sees_prompt:  # nothing may be written
+            stream._deliver(Event(request, ""))
+            return stream
+        with self._lock:
+            self._streams[request] = stream
+        try:
+            self._scheduler.submit(request)
+        except ColibriError:
+            with self._lock:
+                del self._streams[request]
+            stream._ended = True
+            raise
+        return stream
 
     async def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """stream(), read to its end."""
@@ -171,6 +211,10 @@ class AsyncEngine:
     async def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """stream_chat(), read to its end."""
         return await self.stream_chat(messages, **options).read()
+
+    def on_end(self, hear: Callable[[Writing], object]) -> None:
+        """Calls hear with every text that has ended or was left, from the engine's thread."""
+        self._scheduler.on_end = lambda request: hear(request.writing)
 
     def load(self) -> Load:
         """How many requests run and wait, and how much of the KV cache they fill."""
@@ -197,23 +241,6 @@ class AsyncEngine:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     # --- between the threads
-
-    def _begin(self, writing: Writing, client: Hashable) -> AsyncStream:
-        request = Request(writing, client)
-        stream = AsyncStream(self, request)
-        if request.finished:  # nothing may be written
-            stream._deliver(Event(request, ""))
-            return stream
-        with self._lock:
-            self._streams[request] = stream
-        try:
-            self._scheduler.submit(request)
-        except ColibriError:
-            with self._lock:
-                del self._streams[request]
-            stream._ended = True
-            raise
-        return stream
 
     def _end(self, stream: AsyncStream) -> None:
         with self._lock:

@@ -38,6 +38,9 @@ class Chooser:
         self._n_top = chosen.logprobs
         if self._n_top is not None:
             work.logprobs = []
+        self._n_prompt_top = chosen.prompt_logprobs
+        if self._n_prompt_top is not None:
+            work.prompt_logprobs = []
         self._sampler = native.sampler(
             native.Sampler(
                 temperature=float(chosen.temperature or 0),
@@ -80,6 +83,17 @@ class Chooser:
         if self._work.logprobs is not None:
             self._work.logprobs.append(logprobs(logits[: self._n_used], id, self._n_top or 0))
         return id
+
+    @property
+    def sees_prompt(self) -> bool:
+        """Whether see_prompt() must be called with the logits after every id of the prompt."""
+        return self._n_prompt_top is not None
+
+    def see_prompt(self, logits: Floats, following: Ids) -> None:
+        """Logits [n, n_vocab] after some ids of the prompt, and the ids that follow them."""
+        for row, id in zip(logits, following.tolist(), strict=False):
+            assert self._work.prompt_logprobs is not None
+            self._work.prompt_logprobs.append(logprobs(row[: self._n_used], id, self._n_prompt_top or 0))
 
 
 def logprobs(logits: Floats, id: int, n_top: int) -> Logprobs:
@@ -125,6 +139,11 @@ def stream(sequences: Sequences, writing: Writing, progress: Progress | None) ->
     began = sequences.cancels
     sequence = -1
 
+    def read_prompt() -> None:
+        started = time.perf_counter()
+        sequences.read_alone(prompt, began, writing.chooser.see_prompt)
+        work.prefill_seconds += time.perf_counter() - started
+
     def next_id(generated: list[int]) -> int:
         nonlocal sequence
         n = len(prompt) + len(generated)
@@ -140,7 +159,15 @@ def stream(sequences: Sequences, writing: Writing, progress: Progress | None) ->
         if generated:
             work.decode_seconds += seconds
         else:
-            work.prefill_seconds, work.n_reused = seconds, reused
+            work.prefill_seconds += seconds
+            work.n_reused = 0 if writing.chooser.sees_prompt else reused
         return id
 
-    return Stream(next_id, writing.answer, n_prompt=writing.n_prompt, seed=writing.seed, work=work)
+    return Stream(
+        next_id,
+        writing.answer,
+        n_prompt=writing.n_prompt,
+        seed=writing.seed,
+        work=work,
+        read_prompt=read_prompt if writing.chooser.sees_prompt else None,
+    )

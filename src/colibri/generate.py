@@ -58,6 +58,7 @@ class Generation:
     decode_seconds: float  # engine time of the later tokens
     seed: int | None  # repeats this text with the same prompt and options; None when greedy
     logprobs: list[Logprobs] | None = None  # one for each of ids, if they were asked for
+    prompt_logprobs: list[Logprobs] | None = None  # of the prompt from its second id on, if they were
 
     @property
     def prefill_speed(self) -> float:
@@ -78,6 +79,7 @@ class Work:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     logprobs: list[Logprobs] | None = None  # of every id drawn, an end token too; None: nobody asked
+    prompt_logprobs: list[Logprobs] | None = None  # of the prompt from its second id on; None: nobody asked
     complete: bool = False  # the text matches what it must, and nothing can follow
 
 
@@ -101,7 +103,7 @@ class StopFilter:
         if ends:
             self.stopped, self._held = True, ""
             return held[: min(ends)[1]]
-        keep = max(_overlap(held, stop) for stop in self._stops)
+        keep = max(overlap(held, stop) for stop in self._stops)
         shown = len(held) - keep
         self._held = held[shown:]
         return held[:shown]
@@ -112,7 +114,7 @@ class StopFilter:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest proper beginning of `stop` that `text` ends with."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
@@ -169,6 +171,7 @@ def finished(answer: Answer, work: Work, text: str, n_prompt: int, seed: int | N
         decode_seconds=work.decode_seconds,
         seed=seed,
         logprobs=None if work.logprobs is None else work.logprobs[: len(answer.ids)],
+        prompt_logprobs=work.prompt_logprobs,
     )
 
 
@@ -184,13 +187,14 @@ class Stream(Iterator[str]):
         n_prompt: int,
         seed: int | None = None,
         work: Work | None = None,
+        read_prompt: Callable[[], object] | None = None,
     ) -> None:
-        """next_id: given the ids generated so far, the next one."""
+        """next_id: given the ids generated so far, the next one. read_prompt: called before all of them."""
         self._answer = answer
         self._texts: list[str] = []
         self._work = work or Work()
         self._n_prompt, self._seed = n_prompt, seed
-        self._pieces = self._loop(next_id)
+        self._pieces = self._loop(next_id, read_prompt)
 
     def __iter__(self) -> Stream:
         return self
@@ -214,7 +218,11 @@ class Stream(Iterator[str]):
         """The finished Generation."""
         return finished(self._answer, self._work, self.text, self._n_prompt, self._seed)
 
-    def _loop(self, next_id: Callable[[list[int]], int]) -> Generator[str, None, None]:
+    def _loop(
+        self, next_id: Callable[[list[int]], int], read_prompt: Callable[[], object] | None
+    ) -> Generator[str, None, None]:
+        if read_prompt is not None:
+            read_prompt()
         while self._answer.finish_reason is None:
             id = next_id(self._answer.ids)
             piece = self._answer.push(id, self._work.complete)

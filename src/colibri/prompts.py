@@ -45,8 +45,8 @@ class Prompts:
         self.template = template
         self.end_ids: Sequence[int] = rules.generation["eos_ids"]
         self.source_rules = rules.source
-        self._tokenizer = rules.tokenizer
-        self._defaults, self._template_names = (
+        self.known_tokenizer = rules.tokenizer  # None: there is none
+        self.defaults, self._template_names = (
             rules.generation["defaults"],
             rules.generation["special_tokens"],
         )
@@ -54,12 +54,12 @@ class Prompts:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
+        if self.known_tokenizer is None:
             raise UnsupportedError(
                 f"{self._path} has no tokenizer, so it takes and gives ids only: pass a list of ids, or "
                 "convert a checkpoint with a tokenizer.json"
             )
-        return self._tokenizer
+        return self.known_tokenizer
 
     # --- to ids
 
@@ -123,18 +123,29 @@ class Prompts:
             raise ArgumentError(f"tgt_lang={tgt_lang!r} has no effect: the model has no encoder")
         return self._writing(ids, options, answer=False)
 
-    def answering(self, ids: IdList, options: Options) -> Writing:
-        """What answers a conversation, which of_chat() has made ids of."""
-        return self._writing(checked_ids(ids, self._n_vocab), options, answer=True)
+    def answering(self, ids: IdList, options: Options, *, special: bool = False) -> Writing:
+        """What answers a conversation, which of_chat() has made ids of. special: control tokens appear in its
+        text under their names."""
+        return self._writing(checked_ids(ids, self._n_vocab), options, answer=True, special=special)
 
-    def _writing(self, ids: Ids, options: Options, *, answer: bool, source: Ids | None = None) -> Writing:
+    def _writing(
+        self, ids: Ids, options: Options, *, answer: bool, source: Ids | None = None, special: bool = False
+    ) -> Writing:
         given = sampling_rules.from_options(options)
-        if given.stop and self._tokenizer is None:
+        if given.stop and self.known_tokenizer is None:
             raise ArgumentError("stop: the model has no tokenizer, so there is no text to look for it in")
-        chosen, work = sampling_rules.resolve(given, self._defaults), Work()
+        if given.prompt_logprobs is not None and source is not None:
+            raise ArgumentError(
+                "prompt_logprobs has no effect: the model reads its prompt and does not write such texts"
+            )
+        chosen, work = sampling_rules.resolve(given, self.defaults), Work()
         room = self._room(len(ids))
         limit = room if given.max_tokens is None else min(room, given.max_tokens)
-        decoder = NoText() if self._tokenizer is None else self._tokenizer.decoder(start=answer)
+        decoder = (
+            NoText()
+            if self.known_tokenizer is None
+            else self.known_tokenizer.decoder(start=answer, special=special)
+        )
         constraint = None
         if chosen.constrained:
             constraint = Constraint(self.tokenizer, self.end_ids, self._n_vocab, chosen)

@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ class Sampling:
     json_schema: Mapping[str, Any] | bool | None = None
     regex: str | None = None
     grammar: str | None = None  # in llguidance's variant of Lark
-    logprobs: int | None = None  # with every id: its log-probability, and those of so many most likely ids
+    # With every id, of the text and of the prompt: its log-probability, and those of so many most likely ids.
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, None, "leave it out to write to the end or the context")
@@ -82,7 +85,8 @@ class Sampling:
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0, "0 is off")
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "0 is off")
         _integer("seed", self.seed, 0, MAX_SEED, "leave it out for a fresh one")
-        _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, "0 gives those of the written ids only")
+        for name in ("logprobs", "prompt_logprobs"):
+            _integer(name, getattr(self, name), 0, MAX_LOGPROBS, "0 gives those of the ids that are there")
         object.__setattr__(self, "stop", _stop(self.stop))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         _check_constraint(self)

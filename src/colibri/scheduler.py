@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
@@ -22,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from colibri import _native as native
-from colibri._native import Ids
+from colibri._native import Floats, Ids
 from colibri.drawing import Writing
 from colibri.errors import CancelledError, ColibriError, QueueFullError
-from colibri.sequences import Sequences
+from colibri.sequences import SEEN_ROWS, Sequences
 
 WORTH_WAITING = 64  # ids of a prompt that another one is about to have read
 
@@ -50,6 +50,7 @@ class Request:
     n: int = field(init=False)  # how many of them count
     held: int = 0  # how many of them have been evaluated
     sequence: int = -1
+    seen: Floats | None = None  # logits of a piece of the prompt
 
     def __post_init__(self) -> None:
         self.n = len(self.prompt)
@@ -59,6 +60,11 @@ class Request:
     @property
     def prompt(self) -> Ids:
         return self.writing.ids
+
+    @property
+    def sees_prompt(self) -> bool:
+        """Whether the logits after every id of the prompt are wanted."""
+        return self.writing.chooser.sees_prompt
 
     @property
     def finished(self) -> bool:
@@ -93,6 +99,7 @@ class Scheduler:
         prefill_rows: int,
         max_waiting: int,
     ) -> None:
+        self.on_end: Callable[[Request], object] | None = None  # hears of requests that leave the batch
         self._sequences, self._chunk, self._prefill_rows = sequences, chunk, min(chunk, prefill_rows)
         self._capacity, self._max_waiting = max_batch * context, max_waiting
         self._logits = np.empty((max_batch, n_vocab), np.float32)
@@ -175,6 +182,7 @@ class Scheduler:
             if error is None:
                 request.held += n
                 self._timed(request, seconds)
+                self._show(request, n)
                 if request.held < request.n:
                     continue
                 try:
@@ -191,11 +199,12 @@ class Scheduler:
     def _drop(self) -> None:
         """Requests that have ended leave their places."""
         with self._changed:
-            for request in self._running:
-                if request.cancelled or request.finished:
-                    self._sequences.give_back(request.sequence)
-                    request.cancelled = True
-            self._running = [request for request in self._running if not request.cancelled]
+            ended = [one for one in self._running if one.cancelled or (one.finished and one.held == one.n)]
+            self._running = [one for one in self._running if one not in ended]
+        for request in ended:
+            self._sequences.give_back(request.sequence)
+            if self.on_end is not None:
+                self.on_end(request)
 
     def _admit(self) -> list[Event]:
         """Gives places to requests that wait; those that fail to get one are told."""
@@ -204,7 +213,12 @@ class Scheduler:
             if any(self._worth_waiting(request, other) for other in self._running):
                 continue
             try:
-                place = self._sequences.take(request.prompt, request.writing.source, self._sequences.cancels)
+                place = self._sequences.take(
+                    request.prompt,
+                    request.writing.source,
+                    self._sequences.cancels,
+                    fresh=request.sees_prompt,
+                )
             except CancelledError:
                 continue
             except ColibriError as error:
@@ -263,7 +277,7 @@ class Scheduler:
         left = self._prefill_rows if decoding else self._chunk
         batch = [(request, request.n - request.held) for request in decoding]
         for request in self._running:
-            n = min(left, request.n - request.held)
+            n = min(left, request.n - request.held, SEEN_ROWS if request.sees_prompt else left)
             if not request.decodes and n > 0:
                 batch.append((request, n))
                 left -= n
@@ -275,7 +289,7 @@ class Scheduler:
         inputs, ids = [], []
         for request, n in batch:
             end = request.held + n
-            logits = self._logits[request.sequence] if end == request.n else None
+            logits = self._logits_of(request, n) if request.sees_prompt or end == request.n else None
             inputs.append(native.Input(request.sequence, request.ids[request.held : end], logits))
             ids.append(request.ids[:end])
         try:
@@ -288,6 +302,15 @@ class Scheduler:
             return {key: found for part in batch for key, found in self._evaluate([part], began).items()}
         return {}
 
+    def _logits_of(self, request: Request, n: int) -> Floats:
+        """Where the logits of the last n ids of a request go."""
+        if not request.sees_prompt or request.decodes:
+            row: Floats = self._logits[request.sequence]
+            return row
+        if request.seen is None:
+            request.seen = np.empty((SEEN_ROWS, self._logits.shape[1]), np.float32)
+        return request.seen[:n]
+
     @staticmethod
     def _timed(request: Request, seconds: float) -> None:
         if request.decodes:
@@ -295,8 +318,20 @@ class Scheduler:
         else:
             request.writing.work.prefill_seconds += seconds
 
+    def _show(self, request: Request, n: int) -> None:
+        """A piece of the prompt, to whom wants its logits."""
+        if request.seen is None or request.decodes:
+            return
+        rows, end = request.seen[:n], request.held
+        request.writing.chooser.see_prompt(rows, request.prompt[end - n + 1 : end + 1])
+        if end == request.n:
+            self._logits[request.sequence] = rows[-1]
+            request.seen = None
+
     def _choose(self, request: Request) -> Event:
         """The next id, and what it adds to the text."""
+        if request.finished:  # only the prompt was to be read
+            return Event(request, "")
         logits, ids = self._logits[request.sequence], request.ids[: request.n]
         with self._sequences.lock:  # the draw takes scratch memory of the context
             id = request.writing.chooser.choose(self._sequences.context, logits, ids)

@@ -18,6 +18,7 @@ from colibri._native import Floats, Ids
 from colibri.errors import ArgumentError, CancelledError, ContextFullError
 
 Progress = Callable[[int, int], object]
+SEEN_ROWS = 32  # logits of so many ids of a prompt are held at once: 20 MiB where there are 151,936 tokens
 WORTH_SHARING = 16  # ids: evaluating them costs more than a copy of the cache block that both go on to write
 
 
@@ -92,16 +93,20 @@ class Sequences:
         self._note(sequence, kept, ids)
         return sequence, kept + (0 if read or source is None else len(source))
 
-    def take(self, ids: Ids, source: Ids | None, began: int) -> tuple[int, int] | None:
+    def take(
+        self, ids: Ids, source: Ids | None, began: int, *, fresh: bool = False
+    ) -> tuple[int, int] | None:
         """Gives a sequence away, to advance(), until give_back(). It holds what is known of the beginning of
-        these ids, which are made from a source if there is one: that is evaluated now.
+        these ids, unless it should be fresh; they are made from a source if there is one, which is evaluated
+        now.
 
         Returns (sequence, how many ids it holds already: fewer than there are), or None if none is left."""
         with self.lock:
             self._check_idle()
             if len(self._taken) == len(self._count):
                 return None
-            sequence, kept = self._begin(ids, b"" if source is None else source.tobytes())
+            known = ids[:1] if fresh else ids  # of a single id nothing is kept
+            sequence, kept = self._begin(known, b"" if source is None else source.tobytes())
             self._read(sequence, source, began, None, None)
             self._note(sequence, kept, ids[:kept])
             self._taken.add(sequence)
@@ -142,6 +147,21 @@ class Sequences:
             self._evaluate(inputs, self.cancels, None, routing)
             for place, ids in zip(places, batch, strict=True):
                 self._note(place, 0, ids)
+
+    def read_alone(self, ids: Ids, began: int, see: Callable[[Floats, Ids], None]) -> None:
+        """Evaluates a prompt from its beginning, in pieces, and shows the logits after each piece's ids and
+        the ids that follow them."""
+        logits = np.empty((SEEN_ROWS, self._n_vocab), np.float32)
+        with self.lock:
+            self._check_idle()
+            place = self._begin(ids[:1], b"")[0]
+            self._rewind(place, 0)
+            for start in range(0, len(ids), SEEN_ROWS):
+                end = min(start + SEEN_ROWS, len(ids))
+                rows = logits[: end - start]
+                self._evaluate([native.Input(place, ids[start:end], rows)], began, None, None)
+                self._note(place, start, ids[:end])
+                see(rows, ids[start + 1 : end + 1])
 
     def forget(self) -> None:
         """Nothing of what the sequences hold is used again: what comes next is evaluated whole."""

@@ -25,6 +25,7 @@ from colibri.cli.profile import profile_model
 from colibri.cli.replay import replay_trace
 from colibri.cli.report import for_command_line
 from colibri.cli.run import run_model
+from colibri.cli.serve import serve_models
 from colibri.cli.trace import trace_model
 from colibri.errors import ArgumentError, ColibriError
 
@@ -38,6 +39,7 @@ app = typer.Typer(
     help="Mixture-of-Experts inference for machines with little memory.",
 )
 app.command("run")(run_model)
+app.command("serve")(serve_models)
 app.command("convert")(convert_checkpoint)
 app.command("inspect")(inspect_model)
 app.command("cache")(show_cache)
