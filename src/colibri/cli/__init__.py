@@ -19,6 +19,7 @@ import typer
 from colibri.cli.bench import bench_model
 from colibri.cli.cache import show_cache
 from colibri.cli.convert import convert_checkpoint
+from colibri.cli.evaluate import evaluate_model
 from colibri.cli.inspect import inspect_model
 from colibri.cli.plan import plan_model
 from colibri.cli.profile import profile_model
@@ -48,6 +49,7 @@ app.command("plan")(plan_model)
 app.command("profile")(profile_model)
 app.command("trace")(trace_model)
 app.command("replay")(replay_trace)
+app.command("eval")(evaluate_model)
 
 
 def _print_version(wanted: bool) -> None:

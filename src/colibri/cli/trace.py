@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from colibri.cli.report import bytes_text, counted, note, resolve_model, step_bar
-from colibri.errors import ArgumentError, ModelIOError
+from colibri.cli.texts import read_file, read_text
+from colibri.errors import ModelIOError
 
 if TYPE_CHECKING:
     from colibri.analysis.recording import Text
@@ -105,21 +106,7 @@ def _texts(texts: list[str], files: list[Path], lines: list[Path], field: str, l
     from colibri.analysis.recording import Text, texts_of_lines
 
     found = [Text(text, None, f"--text {number}") for number, text in enumerate(texts, 1)]
-    for path in files:
-        data = _read(path)
-        try:
-            found.append(Text(data.decode("utf-8"), None, str(path)))
-        except UnicodeDecodeError as error:
-            raise ArgumentError(
-                f"{path}: expected UTF-8, found byte {data[error.start]:#04x} at offset {error.start}"
-            ) from None
+    found += [Text(read_text(path), None, str(path)) for path in files]
     for path in lines:
-        found += texts_of_lines(path, _read(path).splitlines(), field, label)
+        found += texts_of_lines(path, read_file(path).splitlines(), field, label)
     return found
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelIOError(f"Cannot read {path}: {error.strerror or error}.") from error
