@@ -19,7 +19,7 @@ import numpy as np
 
 import colibri
 from colibri._native import Ids
-from colibri.analysis.recording import describe_model, observed
+from colibri.analysis.recording import describe_model
 from colibri.analysis.trace_writer import TraceWriter
 
 KINDS = ("without", "traced", "with logits")
@@ -33,7 +33,7 @@ def traced(model: colibri.Model, kind: str, file: Path) -> Iterator[None]:
         return
     header, sizes = describe_model(model, (), kind == "with logits")
     with TraceWriter(file, header, sizes) as writer:
-        with observed(model, writer.observe):
+        with model.observe(routing=writer.observe):
             yield
         writer.end_sequence(np.zeros(model.context, np.int32), n_prompt=1)
 

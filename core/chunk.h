@@ -30,6 +30,9 @@ struct chunk {
     struct threads *threads;
     struct cache *cache;
     struct experts *residency;            /* of the experts */
+    const colibri_observer *observer;     /* of this evaluation */
+    _Atomic bool *cancelled;              /* somebody wants it to end */
+    uint64_t done, total;                 /* of it, in rows x layers */
     struct profile profile;
     int32_t layer;                        /* that the rows are in */
     int32_t n;                            /* rows in use */

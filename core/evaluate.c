@@ -69,16 +69,19 @@ static void next_chunk(colibri_context *context, const colibri_input *inputs, in
 
 static int32_t run_chunks(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t first,
                           const colibri_observer *observer) {
-    struct watch watch = {.observer = observer, .cancelled = &context->cancelled};
+    static const colibri_observer nobody;
     struct chunk *const c = &context->chunk;
+    c->observer = observer == NULL ? &nobody : observer;
+    c->cancelled = &context->cancelled;
+    c->done = c->total = 0;
     const int32_t encoder = c->config->n_encoder_layers, n_layers = first > 0 ? encoder : c->config->n_layers - encoder;
     for (int32_t i = 0; i < n_inputs; i++) {
         const int32_t end = context->lengths_before[inputs[i].sequence] + inputs[i].n_ids;
-        watch.total += (uint64_t)(end - context->cache.valid[first + inputs[i].sequence]) * (uint64_t)n_layers;
+        c->total += (uint64_t)(end - context->cache.valid[first + inputs[i].sequence]) * (uint64_t)n_layers;
     }
     for (int32_t at = 0; at < n_inputs;) {
         next_chunk(context, inputs, n_inputs, first, &at);
-        TRY(forward(c, first > 0, &watch, &context->error));
+        TRY(forward(c, first > 0, &context->error));
         for (int32_t row = 0; row < c->n; row += chunk_run(c, row)) {
             cache_commit(c->cache, first + c->sequences[row], c->positions[row], chunk_run(c, row));
         }
@@ -89,6 +92,8 @@ static int32_t run_chunks(colibri_context *context, const colibri_input *inputs,
 /* Evaluates inputs that are sound, or leaves their sequences as they were. first: as next_chunk has it. */
 static int32_t evaluate(colibri_context *context, const colibri_input *inputs, int32_t n_inputs, int32_t first,
                         const colibri_observer *observer) {
+    FAIL_IF(observer != NULL && observer->expert != NULL && observer->outputs == NULL, &context->error, ARGUMENT,
+            "observer: expected memory for outputs, which expert needs, found NULL");
     for (int32_t i = 0; i < n_inputs; i++) {
         const int32_t held = first + inputs[i].sequence, before = context->cache.lengths[held];
         context->lengths_before[inputs[i].sequence] = before;
@@ -99,6 +104,7 @@ static int32_t evaluate(colibri_context *context, const colibri_input *inputs, i
     const int32_t status = run_chunks(context, inputs, n_inputs, first, observer);
     context->evaluating = false;
     if (status == COLIBRI_OK) return COLIBRI_OK;
+    if (status == COLIBRI_ERROR_CANCELLED) status_fail(&context->error, status, "evaluation was cancelled; the sequences are as before it");
     experts_settle(&context->experts);
     atomic_store(&context->cancelled, false); /* a cancellation is spent by the evaluation that it ends */
     for (int32_t i = 0; i < n_inputs; i++) {
@@ -121,7 +127,7 @@ int32_t colibri_measure(colibri_context *context, const colibri_profile *profile
     FAIL_IF(profile != NULL && (profile->n_layers != info->n_layers || profile->n_experts != info->n_experts),
             &context->error, ARGUMENT, "profile: expected n_layers %d and n_experts %d as in colibri_info, found %d and %d",
             info->n_layers, info->n_experts, profile->n_layers, profile->n_experts);
-    FAIL_IF(profile != NULL && (profile->phase_ns == NULL || profile->wait_ns == NULL || (profile->expert_ticks == NULL &&
+    FAIL_IF(profile != NULL && (profile->phase_ns == NULL || profile->wait_ns == NULL || (profile->expert_ns == NULL &&
             info->n_experts > 0)), &context->error, ARGUMENT, "profile: expected arrays for all times, found NULL");
     context->profile = profile;
     return COLIBRI_OK;

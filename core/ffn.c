@@ -46,7 +46,7 @@ static void inner_item(void *argument, int32_t item, int32_t worker) {
     const struct chunk *const c = argument;
     const struct ffn_group *group = c->turn;
     for (int32_t items; item >= (items = (matrix_panels(&group->weights->gate) + c->step - 1) / c->step); group++) item -= items;
-    const uint64_t start = profile_ticks(&c->profile);
+    const uint64_t start = profile_clock(&c->profile);
     const struct ffn_weights *const w = group->weights;
     const int32_t panels = matrix_panels(&w->gate), first = item * c->step, width = c->step * PANEL_ROWS;
     float *const scratch = chunk_scratch(c, worker);
@@ -71,22 +71,25 @@ static void down_item(void *argument, int32_t item, int32_t worker) {
     const int32_t count = n_embd - from < width ? n_embd - from : width;
     for (int32_t g = 0; g < c->n_turn; g++) {
         const struct ffn_group *const group = &c->turn[g];
-        const uint64_t start = profile_ticks(&c->profile);
+        const uint64_t start = profile_clock(&c->profile);
         const size_t slot = (size_t)group->first_slot;
         struct activation inner = c->inner;
         inner.q8 += slot * inner.q8_bytes;
         if (inner.f32 != NULL) inner.f32 += slot * inner.stride;
-        struct matmul m = product(&group->weights->down, &inner, NULL, group->n, chunk_scratch(c, worker), (size_t)width);
+        const bool shown = c->observer->expert != NULL && group->expert >= 0;
+        struct matmul m = product(&group->weights->down, &inner, NULL, group->n, shown ? c->observer->outputs + from : chunk_scratch(c, worker),
+                                  (size_t)(shown ? n_embd : width));
         m.y_panel = m.first_panel = first;
         m.n_panels = panels - first < c->step ? panels - first : c->step;
         c->kernels->matmul[m.w->type](&m);
         const float *const bias = biases_of(chunk_layer(c), group, chunk_layer(c)->down_bias, n_embd);
         for (int32_t i = 0; slot == 0 && i < c->n; i++) memset(c->said + (size_t)i * (size_t)n_embd + from, 0, (size_t)count * sizeof(float));
         for (int32_t i = 0; i < group->n; i++) {
-            float *const out = m.y + (size_t)i * (size_t)width, factor = group->factors == NULL ? 1 : group->factors[i];
+            float *const out = m.y + (size_t)i * m.y_stride, factor = group->factors == NULL ? 1 : group->factors[i];
             if (bias != NULL) c->kernels->add_scaled(out, bias + from, 1, count);
             c->kernels->add_scaled(c->said + (size_t)(group->rows == NULL ? i : group->rows[i]) * (size_t)n_embd + from, out,
                                    c->config->router_on_input && group->expert >= 0 ? factor * factor : factor, count);
+            if (shown && c->config->router_on_input) c->kernels->add_scaled(out, out, factor - 1, count);
         }
         if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
     }
@@ -110,6 +113,18 @@ static void run(struct chunk *c, const struct ffn_group *groups, int32_t n, bool
     threads_run(c->threads, down ? down_item : inner_item, c, down ? (int32_t)(panels + c->step - 1) / c->step : items, bytes);
 }
 
+/* Shows what an expert says of its rows, before its weights, to who wants to see it. */
+static int32_t show(struct chunk *c, const struct ffn_group *group) {
+    const colibri_observer *const o = c->observer;
+    if (o->expert == NULL || group->expert < 0) return COLIBRI_OK;
+    const colibri_expert expert = {c->layer, group->expert, group->n, c->config->n_embd, group->rows,
+                                   c->sequences, c->positions, group->factors, o->outputs};
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
+    const int32_t answer = o->expert(o->user, &expert);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
+    return answer == 0 ? COLIBRI_OK : COLIBRI_ERROR_CANCELLED;
+}
+
 int32_t ffn_experts(struct chunk *c, colibri_error *error) {
     for (int32_t first = 0, n, n_there; first < c->n_groups; first += n) {
         n = c->n_groups - first;
@@ -119,7 +134,11 @@ int32_t ffn_experts(struct chunk *c, colibri_error *error) {
         if (first + n == c->n_groups) experts_ahead(c->residency, c->layer + 1, c->experts, c->n_next);
         run(c, turn + n_there, n - n_there, false);
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_GATE_UP);
-        run(c, c->groups + first, n, true);
+        const int32_t each = c->observer->expert == NULL ? n : 1; /* together, unless somebody looks at what each says */
+        for (int32_t g = first; g < first + n; g += each) {
+            run(c, c->groups + g, each, true);
+            TRY(show(c, &c->groups[g]));
+        }
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
     }
     return COLIBRI_OK;

@@ -8,10 +8,6 @@
 
 #include <string.h>
 
-static int32_t cancelled(colibri_error *error) {
-    return status_fail(error, COLIBRI_ERROR_CANCELLED, "evaluation was cancelled; the sequences are as before it");
-}
-
 /* A file that changes under an open model gives an error, not other tokens. */
 static int32_t check_file(const struct chunk *c, colibri_error *error) {
     const struct os_file *const file = &c->model->container.file;
@@ -21,22 +17,22 @@ static int32_t check_file(const struct chunk *c, colibri_error *error) {
 }
 
 /* Reports a finished layer; an answer other than 0, or colibri_cancel, ends the evaluation. */
-static int32_t report_layer(const struct chunk *c, struct watch *watch, colibri_error *error) {
-    const colibri_observer *const o = watch->observer;
-    watch->done += (uint64_t)c->n;
+static int32_t report_layer(struct chunk *c, colibri_error *error) {
+    const colibri_observer *const o = c->observer;
+    c->done += (uint64_t)c->n;
     TRY(check_file(c, error));
-    if (atomic_load(watch->cancelled)) return cancelled(error);
-    if (o != NULL && o->progress != NULL && o->progress(o->user, watch->done, watch->total) != 0) return cancelled(error);
+    if (atomic_load(c->cancelled)) return COLIBRI_ERROR_CANCELLED;
+    if (o->progress != NULL && o->progress(o->user, c->done, c->total) != 0) return COLIBRI_ERROR_CANCELLED;
     return COLIBRI_OK;
 }
 
-static int32_t report_routing(const struct chunk *c, const struct watch *watch, colibri_error *error) {
-    const colibri_observer *const o = watch->observer;
+static int32_t report_routing(struct chunk *c) {
+    const colibri_observer *const o = c->observer;
     for (int32_t i = 0; i < c->config->n_experts_used; i++) {
         TRACE("layer %d position %d: expert %d weight %.4f", c->layer, c->positions[0], c->experts[i],
               (double)c->expert_weights[i]);
     }
-    if (o == NULL || o->routing == NULL) return COLIBRI_OK;
+    if (o->routing == NULL) return COLIBRI_OK;
     const colibri_routing routing = {
         .layer = c->layer,
         .n_rows = c->n,
@@ -48,7 +44,10 @@ static int32_t report_routing(const struct chunk *c, const struct watch *watch, 
         .experts = c->experts,
         .weights = c->expert_weights,
     };
-    return o->routing(o->user, &routing) == 0 ? COLIBRI_OK : cancelled(error);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
+    const int32_t answer = o->routing(o->user, &routing);
+    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
+    return answer == 0 ? COLIBRI_OK : COLIBRI_ERROR_CANCELLED;
 }
 
 /* A row's embedding, with its sinusoids, and the cosines and sines that layers rotate by. */
@@ -66,17 +65,7 @@ static void embed_item(void *argument, int32_t row, UNUSED int32_t worker) {
     c->kernels->add_scaled(x, sines, 1, config->n_embd);
 }
 
-static int32_t route(struct chunk *c, const struct watch *watch, colibri_error *error) {
-    router_layer(c);
-    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
-    TRY(report_routing(c, watch, error));
-    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
-    router_ahead(c);
-    profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
-    return COLIBRI_OK;
-}
-
-static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_error *error) {
+static int32_t feed_forward(struct chunk *c, colibri_error *error) {
     const struct layer *const w = chunk_layer(c);
     const float eps = c->config->norm_eps;
     const bool routed = c->config->n_experts[c->layer] > 0, both = routed && c->config->parallel_dense;
@@ -89,7 +78,12 @@ static int32_t feed_forward(struct chunk *c, const struct watch *watch, colibri_
         product_norm(c, c->said, w->dense_post_norm, NULL, eps, false, &c->side);
         product_norm(c, c->x, w->router_norm, NULL, eps, false, &c->h);
     }
-    if (routed) TRY(route(c, watch, error));
+    if (routed) {
+        router_layer(c);
+        TRY(report_routing(c));
+        router_ahead(c);
+        profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
+    }
     if (both) product_norm(c, c->x, w->expert_norm, NULL, eps, w->ffn_reads_q8, &c->h);
     if (routed) TRY(ffn_experts(c, error));
     product_residual((struct residual){.chunk = c, .said = c->said, .inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
@@ -136,7 +130,7 @@ static void hand_over(struct chunk *c, int32_t first) {
     for (c->layer = first; c->layer < c->config->n_layers; c->layer++) attention_source(c);
 }
 
-int32_t forward(struct chunk *c, bool source, struct watch *watch, colibri_error *error) {
+int32_t forward(struct chunk *c, bool source, colibri_error *error) {
     const int32_t n_layers = c->config->n_layers, encoder = c->config->n_encoder_layers, end = source ? encoder : n_layers;
     TRY(check_file(c, error));
     experts_begin(c->residency, c->n);
@@ -145,8 +139,8 @@ int32_t forward(struct chunk *c, bool source, struct watch *watch, colibri_error
     for (c->layer = source ? 0 : encoder; c->layer < end; c->layer++) {
         TRACE("layer %d: %d rows, attention, %s", c->layer, c->n, c->config->n_experts[c->layer] ? "experts" : "dense");
         attention_layer(c);
-        TRY(feed_forward(c, watch, error));
-        TRY(report_layer(c, watch, error));
+        TRY(feed_forward(c, error));
+        TRY(report_layer(c, error));
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
     }
     if (source) {

@@ -58,8 +58,6 @@ void os_thread_join(os_thread thread);
 int64_t os_process_id(void);
 /* Monotonic time. */
 uint64_t os_clock_ns(void);
-/* A counter of constant rate, cheap enough for every work item; nanoseconds where there is none. */
-uint64_t os_ticks(void);
 /* Lets another runnable thread have the CPU. */
 void os_yield(void);
 

@@ -32,5 +32,5 @@ void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase pha
 void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since) {
     if (profile->out == NULL) return;
     const size_t at = (size_t)layer * (size_t)profile->out->n_experts + (size_t)expert;
-    __atomic_fetch_add(&profile->out->expert_ticks[at], os_ticks() - since, __ATOMIC_RELAXED); /* any thread */
+    __atomic_fetch_add(&profile->out->expert_ns[at], os_clock_ns() - since, __ATOMIC_RELAXED); /* any thread */
 }

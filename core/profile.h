@@ -17,8 +17,8 @@ void profile_begin(struct profile *profile, const colibri_profile *out, struct t
 /* Everything since the last mark was this phase of this layer; layer n_layers: what is outside the layers. */
 void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase phase);
 
-/* Cycle counter around one expert's work; 0 where nobody asked. */
-static inline uint64_t profile_ticks(const struct profile *profile) {
-    return profile->out == NULL ? 0 : os_ticks();
+/* The clock before one expert's work; 0 where nobody asked. */
+static inline uint64_t profile_clock(const struct profile *profile) {
+    return profile->out == NULL ? 0 : os_clock_ns();
 }
 void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since);

@@ -159,12 +159,30 @@ typedef struct colibri_routing {
     const float *weights;     /* [n_rows][n_experts_used] what the experts' outputs are multiplied by */
 } colibri_routing;
 
-/* Called on the evaluating thread between layers. A non-zero return cancels the evaluation. Any may be NULL. An
- * observer may call colibri_cancel on its context and nothing else. */
+/* What one routed expert said of the rows of a chunk that chose it; valid during the call only. What it adds to a row is its
+ * weight times its output; where a model weights what an expert reads (router_on_input), outputs are such that this holds. */
+typedef struct colibri_expert {
+    int32_t layer;
+    int32_t expert;
+    int32_t n_rows;           /* that chose it, at least 1 */
+    int32_t n_embd;
+    const int32_t *rows;      /* [n_rows] of the chunk, ascending: row r is sequences[r], positions[r] */
+    const int32_t *sequences; /* [rows of the chunk] */
+    const int32_t *positions; /* [rows of the chunk] */
+    const float *weights;     /* [n_rows] as in colibri_routing; 0: beyond what the expert takes, the output counts for nothing */
+    const float *outputs;     /* [n_rows][n_embd] those of colibri_observer */
+} colibri_expert;
+
+/* Called on the evaluating thread between layers, and within them after each expert. A non-zero return cancels the
+ * evaluation. Any may be NULL, and costs nothing then; results are the same bits with and without. An observer may call
+ * colibri_cancel on its context and nothing else. */
 typedef struct colibri_observer {
     int32_t (*progress)(void *user, uint64_t done, uint64_t total); /* in rows x layers */
     int32_t (*routing)(void *user, const colibri_routing *routing); /* once per MoE layer and chunk */
     void *user;
+    int32_t (*expert)(void *user, const colibri_expert *expert); /* once per MoE layer, chunk and routed expert that a row chose,
+                                                                  * by ascending expert */
+    float *outputs;       /* [chunk of colibri_params][n_embd] the caller's, filled for `expert`; must be there with it */
 } colibri_observer;
 
 /* Parts of an evaluation, in the order of the work; names by colibri_phase_name. */
@@ -190,7 +208,7 @@ typedef struct colibri_profile {
     int32_t n_experts;      /* of the model: colibri_model_info */
     uint64_t *phase_ns;     /* [n_layers + 1][COLIBRI_PHASES] wall-clock nanoseconds */
     uint64_t *wait_ns;      /* the same: of these, what the calling thread waited for the others */
-    uint64_t *expert_ticks; /* [n_layers][n_experts] time-stamp counter, all threads together; NULL if n_experts is 0 */
+    uint64_t *expert_ns;    /* [n_layers][n_experts] nanoseconds of work, all threads together; NULL if n_experts is 0 */
 } colibri_profile;
 
 /* Ids to append to one sequence, and where its logits go. */

@@ -5,7 +5,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +31,7 @@ STRUCTS = (
     "colibri_params",
     "colibri_memory_plan",
     "colibri_routing",
+    "colibri_expert",
     "colibri_observer",
     "colibri_profile",
     "colibri_input",
@@ -325,7 +326,8 @@ def test_what_an_observer_raises_comes_out(context: native.ContextHandle, error:
     def fail(*_: object) -> None:
         raise error
 
-    observers: list[dict[str, Callable[..., None]]] = [{"progress": fail}, {"routing": fail}]
+    expert = native.ExpertObserver(fail, np.empty((512, 64), np.float32))
+    observers: list[dict[str, Any]] = [{"progress": fail}, {"routing": fail}, {"expert": expert}]
     for observer in observers:
         with pytest.raises(type(error)) as caught:
             native.evaluate(context, [native.Input(0, ids(1, 2), None)], 320, **observer)

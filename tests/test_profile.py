@@ -36,13 +36,13 @@ def test_measuring_changes_no_bit(model: colibri.Model) -> None:
 
 def test_times_have_the_shape_of_the_model_and_add_up(model: colibri.Model) -> None:
     with colibri.measure(model) as profile:
-        assert not profile.phase_ns.any() and not profile.expert_ticks.any()
+        assert not profile.phase_ns.any() and not profile.expert_ns.any()
         model.logits(IDS)
         once = profile.copy()
         model.logits(IDS)
     n_layers, n_experts = model.config["n_layers"], max(model.config["n_experts"])
     assert once.phase_ns.shape == once.wait_ns.shape == (n_layers + 1, len(once.phases))
-    assert once.expert_ticks.shape == (n_layers, n_experts)
+    assert once.expert_ns.shape == (n_layers, n_experts)
     assert len(set(once.phases)) == len(once.phases) and set(MATRIX_PHASES) < set(once.phases)
     assert (once.wait_ns <= once.phase_ns).all() and (once.phase_ns <= profile.phase_ns).all()
     assert (profile.phase_ns.sum() > once.phase_ns.sum()) and once.phase_ns.sum() > 0
@@ -59,22 +59,22 @@ def test_nothing_is_added_outside_the_block(model: colibri.Model) -> None:
     model.logits(IDS)
     assert np.array_equal(profile.phase_ns, after.phase_ns)
     profile.clear()
-    assert not profile.phase_ns.any() and not profile.wait_ns.any() and not profile.expert_ticks.any()
+    assert not profile.phase_ns.any() and not profile.wait_ns.any() and not profile.expert_ns.any()
 
 
-def test_ticks_are_those_of_the_chosen_experts(model: colibri.Model) -> None:
+def test_times_are_those_of_the_chosen_experts(model: colibri.Model) -> None:
     ids = IDS[:1]
     chosen = {layer: set(routing.experts.ravel().tolist()) for layer, routing in model.routing(ids).items()}
     with colibri.measure(model) as profile:
         model.logits(ids)
-    for layer, ticks in enumerate(profile.expert_ticks):
-        assert set(np.flatnonzero(ticks).tolist()) == chosen[layer]
+    for layer, ns in enumerate(profile.expert_ns):
+        assert set(np.flatnonzero(ns).tolist()) == chosen[layer]
 
 
 def test_a_dense_model_has_no_experts(make_model: Callable[..., Path]) -> None:
     with colibri.load(make_model("llama"), context=64) as model, colibri.measure(model) as profile:
         model.logits(IDS)
-    assert profile.expert_ticks.shape == (model.config["n_layers"], 0) and profile.phase_ns.any()
+    assert profile.expert_ns.shape == (model.config["n_layers"], 0) and profile.phase_ns.any()
 
 
 def test_one_measurement_at_a_time(model: colibri.Model) -> None:
@@ -128,9 +128,9 @@ def test_the_report_counts_rows_of_experts(model_path: Path) -> None:
         for layer in range(report.n_layers):
             experts = part.experts(layer)
             assert {one.number for one in experts} == set(np.flatnonzero(part.rows[layer]).tolist())
-            assert [one.ticks for one in experts] == sorted((one.ticks for one in experts), reverse=True)
-            assert all(one.ticks > 0 for one in experts)
-            assert sum(one.ticks_share for one in experts) == pytest.approx(1)
+            assert [one.ns for one in experts] == sorted((one.ns for one in experts), reverse=True)
+            assert all(one.ns > 0 for one in experts)
+            assert sum(one.share for one in experts) == pytest.approx(1)
 
 
 def test_bounds_are_told(model_path: Path) -> None:

@@ -47,6 +47,7 @@ MODEL = [
     "close",
     "generate",
     "logits",
+    "observe",
     "position",
     "prompt_ids",
     "router_logits",

@@ -36,9 +36,9 @@ def test_misses_are_those_of_the_simulation(slots: int, policy: str, prefetch: b
     ) as model:
         counts = np.array(model.config["n_experts"])
         firsts = np.cumsum(counts) - counts
-        model._sequences.observer = observe
-        for _ in range(12):  # often enough for counts to be halved
-            model.generate(rng.integers(5, 500, int(rng.integers(1, 30))).tolist(), max_tokens=25)
+        with model.observe(routing=observe):
+            for _ in range(12):  # often enough for counts to be halved
+                model.generate(rng.integers(5, 500, int(rng.integers(1, 30))).tolist(), max_tokens=25)
         found = model.stats.misses.astype(np.int64)
         uses = (model.stats.hits + model.stats.misses).astype(np.int64)
     experts = [firsts[layer] + chosen for layer, chosen in steps]

@@ -16,7 +16,6 @@ import pytest
 
 import colibri
 from colibri._native import RoutingView
-from colibri.analysis import recording
 from colibri.analysis.recording import Text, record
 from colibri.analysis.trace import Header, Trace
 from colibri.analysis.trace_writer import TraceWriter
@@ -93,7 +92,7 @@ def test_the_bytes_of_experts_are_those_of_the_file(make_model: Callable[..., Pa
 def test_steps_come_in_the_order_of_the_engine(model_path: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, list[list[int]]]] = []
     with colibri.load(model_path, context=64, chunk=3) as model:
-        with recording.observed(model, lambda v: seen.append((v.layer, v.rows().experts.tolist()))):
+        with model.observe(routing=lambda v: seen.append((v.layer, v.rows().experts.tolist()))):
             model.logits(model.prompt_ids(TEXTS[1].text))
         record(model, TEXTS[1:2], tmp_path / "a.trace")
     trace = Trace(tmp_path / "a.trace")
@@ -188,7 +187,7 @@ def test_what_cannot_be_traced_is_said(
         record(model, TEXTS, tmp_path / "a.trace", generate=64)
     with pytest.raises(ModelIOError, match="Cannot write"):
         record(model, TEXTS, tmp_path / "none" / "a.trace")
-    with recording.observed(model, lambda view: None), pytest.raises(ArgumentError, match="observed already"):
+    with model.observe(routing=lambda view: None), pytest.raises(ArgumentError, match="observed already"):
         record(model, TEXTS, tmp_path / "a.trace")
     assert left(tmp_path) == []
 
@@ -257,9 +256,14 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
 def test_the_python_of_the_docs_runs(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parent.parent / "docs" / "TRACE.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(trace_file.parent)
     for block in blocks:
+        if "observe" in block:
+            seen: dict[str, Any] = {}
+            exec(compile(block, "TRACE.md", "exec"), seen)
+            assert seen["saliency"] and min(seen["saliency"].values()) > 0
+            continue
         names: dict[str, Any] = {}
         exec(compile(block, "TRACE.md", "exec"), names)
         last = names["step"].experts if "step" in names else names["experts"]

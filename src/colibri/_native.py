@@ -23,6 +23,8 @@ import numpy as np
 from colibri._records import Bytes
 from colibri._records import Counters as Counters
 from colibri._records import Counts as Counts
+from colibri._records import ExpertObserver as ExpertObserver
+from colibri._records import ExpertOutputs as ExpertOutputs
 from colibri._records import Floats as Floats
 from colibri._records import Ids as Ids
 from colibri._records import Input as Input
@@ -218,7 +220,7 @@ def _floats(values: Floats, rows: int, columns: int, *, writable: bool) -> Any:
 
 
 def _observer(
-    progress: Progress | None, routing: RoutingObserver | None
+    progress: Progress | None, routing: RoutingObserver | None, expert: ExpertObserver | None
 ) -> tuple[Any, list[BaseException], list[Any]]:
     """(colibri_observer *, exceptions, callbacks): an exception inside a callback cancels the evaluation and
     lands in the list, KeyboardInterrupt too. The caller keeps all three until the call is over."""
@@ -238,6 +240,11 @@ def _observer(
             routing(RoutingView(found, ffi.buffer))
         return 0
 
+    def on_expert(_user: object, found: Any) -> int:
+        if expert is not None:
+            expert.see(ExpertOutputs.of(found, ffi.buffer, expert.outputs))
+        return 0
+
     callbacks = [
         ffi.callback("int32_t(void *, uint64_t, uint64_t)", on_progress, error=1, onerror=keep)
         if progress is not None
@@ -245,22 +252,27 @@ def _observer(
         ffi.callback("int32_t(void *, const colibri_routing *)", on_routing, error=1, onerror=keep)
         if routing is not None
         else ffi.NULL,
+        ffi.NULL,
+        ffi.callback("int32_t(void *, const colibri_expert *)", on_expert, error=1, onerror=keep)
+        if expert is not None
+        else ffi.NULL,
+        ffi.NULL if expert is None else _floats(expert.outputs, *expert.outputs.shape, writable=True),
     ]
-    observer = ffi.new("colibri_observer *", [*callbacks, ffi.NULL])
-    return observer, raised, callbacks
+    return ffi.new("colibri_observer *", callbacks), raised, callbacks
 
 
 def _observed(
     context: ContextHandle,
     progress: Progress | None,
     routing: RoutingObserver | None,
+    expert: ExpertObserver | None,
     call: Callable[[Any], int],
 ) -> None:
     """call(observer). What an observer raises ends the evaluation and comes out of here."""
-    if progress is None and routing is None:
+    if progress is None and routing is None and expert is None:
         _check_context(call(_load()[0].NULL), context)
         return
-    observer, raised, _callbacks = _observer(progress, routing)
+    observer, raised, _callbacks = _observer(progress, routing, expert)
     status = call(observer)
     if raised:
         raise raised[0]
@@ -274,10 +286,12 @@ def encode(
     *,
     progress: Progress | None = None,
     routing: RoutingObserver | None = None,
+    expert: ExpertObserver | None = None,
 ) -> None:
     """Makes ids the source of a sequence that holds no positions."""
     at, n, library = _ids(ids), len(ids), _load()[1]
-    _observed(context, progress, routing, lambda o: library.colibri_encode(context, sequence, at, n, o))
+    watch = (progress, routing, expert)
+    _observed(context, *watch, lambda o: library.colibri_encode(context, sequence, at, n, o))
 
 
 def evaluate(
@@ -287,6 +301,7 @@ def evaluate(
     *,
     progress: Progress | None = None,
     routing: RoutingObserver | None = None,
+    expert: ExpertObserver | None = None,
 ) -> None:
     """Appends ids to sequences."""
     ffi, library = _load()
@@ -299,7 +314,8 @@ def evaluate(
             item.n_logits = logits.size // n_vocab
             item.logits = _floats(logits, item.n_logits, n_vocab, writable=True)
     n = len(inputs)
-    _observed(context, progress, routing, lambda o: library.colibri_evaluate(context, array, n, o))
+    watch = (progress, routing, expert)
+    _observed(context, *watch, lambda o: library.colibri_evaluate(context, array, n, o))
 
 
 def run_inference(context: ContextHandle, ids: Ids, logits: Floats) -> None:
@@ -367,18 +383,18 @@ def phase_names() -> tuple[str, ...]:
     return tuple(ffi.string(library.colibri_phase_name(phase)).decode() for phase in range(count))
 
 
-def profile(phase_ns: Counts, wait_ns: Counts, expert_ticks: Counts) -> Any:
+def profile(phase_ns: Counts, wait_ns: Counts, expert_ns: Counts) -> Any:
     """A colibri_profile that points into the arrays [n_layers + 1, phases], the same, [n_layers, n_experts];
     it keeps them alive."""
     ffi, _ = _load()
-    arrays = (phase_ns, wait_ns, expert_ticks)
+    arrays = (phase_ns, wait_ns, expert_ns)
     if any(array.dtype != np.uint64 or not array.flags.c_contiguous for array in arrays):
         raise ArgumentError("a profile: expected contiguous uint64 arrays")
     pointers = [
         ffi.from_buffer("uint64_t[]", array, require_writable=True) if array.size else ffi.NULL
         for array in arrays
     ]
-    struct = ffi.new("colibri_profile *", [len(phase_ns) - 1, expert_ticks.shape[1], *pointers])
+    struct = ffi.new("colibri_profile *", [len(phase_ns) - 1, expert_ns.shape[1], *pointers])
     _PROFILED[struct] = pointers
     return struct
 

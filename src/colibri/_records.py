@@ -131,6 +131,37 @@ class RoutingRows(NamedTuple):
     weights: Floats  # [n_rows, n_experts_used]
 
 
+class ExpertOutputs(NamedTuple):
+    """colibri_expert as an observer gets it: what one routed expert said of the rows of a chunk that chose
+    it. What it adds to a row is weight times output (of a model that weights what experts read, too)."""
+
+    layer: int
+    expert: int
+    sequences: Ids  # [n_rows] of each row
+    positions: Ids  # [n_rows]
+    weights: Floats  # [n_rows] as in RoutingRows; 0: beyond what the expert takes
+    outputs: Floats  # [n_rows, n_embd] a view: copy what should last, the next expert is written over it
+
+    @classmethod
+    def of(cls, found: Any, buffer: Callable[[Any, int], Any], outputs: Floats) -> ExpertOutputs:
+        """found: the C struct. buffer(pointer, bytes): the memory there. outputs: where it wrote them."""
+
+        def copied(name: str, count: int, type: Any = np.int32) -> Any:
+            return np.frombuffer(buffer(getattr(found, name), 4 * count)[:], type)
+
+        n = found.n_rows
+        rows = copied("rows", n)
+        last = int(rows[-1]) + 1
+        return cls(
+            found.layer,
+            found.expert,
+            copied("sequences", last)[rows],
+            copied("positions", last)[rows],
+            copied("weights", n, np.float32),
+            outputs[:n],
+        )
+
+
 class Input(NamedTuple):
     """colibri_input: ids to append to a sequence; `logits` [n_logits, n_vocab] receives those of the last
     ones."""
@@ -154,3 +185,10 @@ class Sampler:
 
 Progress = Callable[[int, int], object]
 RoutingObserver = Callable[[RoutingView], object]
+
+
+class ExpertObserver(NamedTuple):
+    """Who sees what experts say, and where they write it."""
+
+    see: Callable[[ExpertOutputs], object]
+    outputs: Floats  # [chunk of Params, n_embd]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Unpack
@@ -301,6 +302,32 @@ class Model:
 
         self._sequences.evaluate_alone([checked], read, [None], keep)
         return dict(sorted(found.items()))
+
+    @contextmanager
+    def observe(
+        self,
+        *,
+        routing: Callable[[native.RoutingView], object] | None = None,
+        expert: Callable[[native.ExpertOutputs], object] | None = None,
+    ) -> Iterator[None]:
+        """Shows observers what all evaluations do while the `with` block lasts. What they raise ends the
+        evaluation and comes out of it; results are the same bits with and without.
+
+        routing: once for each chunk and MoE layer, what its router decided. expert: then, by ascending
+        number, each routed expert that a row chose: its outputs [rows, n_embd] before they are weighted,
+        which lie in one array that the next expert is written over: copy what should last."""
+        with self._sequences.lock:
+            if self._sequences.watches:
+                raise ArgumentError("the model is being observed already: end the other one first")
+            watches: dict[str, Any] = {} if routing is None else {"routing": routing}
+            if expert is not None:
+                outputs = np.empty((self.chunk, self.config["n_embd"]), np.float32)
+                watches["expert"] = native.ExpertObserver(expert, outputs)
+            self._sequences.watches = watches
+        try:
+            yield
+        finally:
+            self._sequences.watches = {}
 
     @property
     def stats(self) -> Traffic:

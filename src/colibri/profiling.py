@@ -30,15 +30,15 @@ class Profile:
     phases: tuple[str, ...]  # names of the columns: embed, norm, qkv, ... in the order of the work
     phase_ns: Counts  # [n_layers + 1, phases] wall-clock nanoseconds
     wait_ns: Counts  # the same: of these, what the calling thread waited for the others
-    expert_ticks: Counts  # [n_layers, n_experts] time-stamp counter, all threads together; 0: not chosen
+    expert_ns: Counts  # [n_layers, n_experts] nanoseconds, all threads together; 0: not chosen
 
     def copy(self) -> Profile:
         """The figures as they are now."""
-        return Profile(self.phases, self.phase_ns.copy(), self.wait_ns.copy(), self.expert_ticks.copy())
+        return Profile(self.phases, self.phase_ns.copy(), self.wait_ns.copy(), self.expert_ns.copy())
 
     def clear(self) -> None:
         """Back to zero, between evaluations."""
-        for array in (self.phase_ns, self.wait_ns, self.expert_ticks):
+        for array in (self.phase_ns, self.wait_ns, self.expert_ns):
             array[...] = 0
 
 
@@ -57,7 +57,7 @@ def measure(model: Model) -> Iterator[Profile]:
         np.zeros((n_layers + 1, len(phases)), np.uint64),
         np.zeros((n_layers, n_experts), np.uint64),
     )
-    struct = native.profile(profile.phase_ns, profile.wait_ns, profile.expert_ticks)
+    struct = native.profile(profile.phase_ns, profile.wait_ns, profile.expert_ns)
     sequences = model._sequences
     with sequences.lock:
         if sequences.measured:

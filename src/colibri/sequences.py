@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class Sequences:
         self.cancels = 0  # calls of cancel(): work that began before the latest one ends
         self.measured = False  # profiling.measure() has given the context its arrays
         self.rows = 0  # ids evaluated so far, those of sources too
-        self.observer: native.RoutingObserver | None = None  # sees what routers decide in all evaluations
+        self.watches: dict[str, Any] = {}  # observers of all evaluations, as native.evaluate() takes them
         self.logits = np.empty(n_vocab, np.float32)  # of the last id given to hold()
         self._cancel_lock = (
             threading.Lock()
@@ -206,8 +207,8 @@ class Sequences:
             return False
         self._rewind(sequence, 0)
         self._sources[sequence] = b""
-        context, follow, routing = self.context, progress or _nothing, routing or self.observer
-        self._run(lambda: native.encode(context, sequence, source, progress=follow, routing=routing), began)
+        context, follow, watches = self.context, progress or _nothing, self._watches(routing)
+        self._run(lambda: native.encode(context, sequence, source, progress=follow, **watches), began)
         self._sources[sequence] = source.tobytes()
         self.rows += len(source)
         return True
@@ -269,14 +270,17 @@ class Sequences:
         progress: Progress | None,
         routing: native.RoutingObserver | None,
     ) -> None:
-        context, routing = self.context, routing or self.observer
+        context, watches = self.context, self._watches(routing)
         if progress is None and sum(len(item.ids) for item in inputs) > 1:
             progress = _nothing  # Ctrl-C is seen between layers, when the callback runs, not only at the end
         self._run(
-            lambda: native.evaluate(context, inputs, self._n_vocab, progress=progress, routing=routing),
+            lambda: native.evaluate(context, inputs, self._n_vocab, progress=progress, **watches),
             began,
         )
         self.rows += sum(len(item.ids) for item in inputs)
+
+    def _watches(self, routing: native.RoutingObserver | None) -> dict[str, Any]:
+        return self.watches if routing is None else self.watches | {"routing": routing}
 
     def _run(self, call: Callable[[], None], began: int) -> None:
         """One call of the library, which cancel() may end."""

@@ -265,17 +265,17 @@ static uint64_t sum_of(const uint64_t *values, size_t n) {
 
 static void check_measure(colibri_model *model, const colibri_params *params, const int32_t *ids, int32_t n, float *logits) {
     const int32_t layers = model->info.n_layers, experts = model->info.n_experts;
-    const size_t cells = ((size_t)layers + 1) * COLIBRI_PHASES, ticks = (size_t)layers * (size_t)experts;
-    uint64_t *const phase = take(cells * 8), *const wait = take(cells * 8), *const tick = take(ticks * 8 + 8);
+    const size_t cells = ((size_t)layers + 1) * COLIBRI_PHASES, each = (size_t)layers * (size_t)experts;
+    uint64_t *const phase = take(cells * 8), *const wait = take(cells * 8), *const expert = take(each * 8 + 8);
     float *const plain = take((size_t)model->info.n_vocab * 4);
     colibri_context *const context = start(model, params);
-    const colibri_profile good = {layers, experts, phase, wait, experts > 0 ? tick : NULL};
+    const colibri_profile good = {layers, experts, phase, wait, experts > 0 ? expert : NULL};
     colibri_profile wrong[] = {good, good, good, good, good};
     wrong[0].n_layers++;
     wrong[1].n_experts--;
     wrong[2].phase_ns = NULL;
     wrong[3].wait_ns = NULL;
-    wrong[4].expert_ticks = NULL;
+    wrong[4].expert_ns = NULL;
     for (int i = 0; i < 5 - (experts == 0); i++) {
         const int32_t status = colibri_measure(context, &wrong[i]);
         check(status == COLIBRI_ERROR_ARGUMENT, "measure: refused: %s", colibri_last_error(context)->text);
@@ -290,7 +290,7 @@ static void check_measure(colibri_model *model, const colibri_params *params, co
     check(colibri_measure(context, &good) == COLIBRI_OK, "measure: a whole profile is taken");
     run(context, ids, n, logits, NULL);
     const uint64_t total = sum_of(phase, cells);
-    check(total > 0 && sum_of(wait, cells) <= total && (experts == 0 || sum_of(tick, ticks) > 0), "measure: times are noted");
+    check(total > 0 && sum_of(wait, cells) <= total && (experts == 0 || sum_of(expert, each) > 0), "measure: times are noted");
     check(memcmp(plain, logits, (size_t)model->info.n_vocab * 4) == 0, "measure: the same logits with and without");
     check(colibri_measure(context, NULL) == COLIBRI_OK, "measure: NULL ends it");
     colibri_rewind(context, 0, 0);
@@ -299,7 +299,7 @@ static void check_measure(colibri_model *model, const colibri_params *params, co
     colibri_free(context);
     free(phase);
     free(wait);
-    free(tick);
+    free(expert);
     free(plain);
 }
 

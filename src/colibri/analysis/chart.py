@@ -71,7 +71,7 @@ def _part(part: Part) -> Box:
 def _phases(part: Part, row: int) -> Iterator[Box]:
     """The phases of a layer. Ticks of experts are those of both matrix phases, so each shows their shares."""
     profile = part.timed.profile
-    experts = part.experts(row) if row < len(profile.expert_ticks) else []
+    experts = part.experts(row) if row < len(profile.expert_ns) else []
     for at, name in enumerate(profile.phases):
         ns, waited = int(profile.phase_ns[row, at]), int(profile.wait_ns[row, at])
         if not ns:
@@ -81,9 +81,9 @@ def _phases(part: Part, row: int) -> Iterator[Box]:
             below = tuple(
                 Box(
                     f"{one.number}",
-                    f"layer {row}, expert {one.number}: {one.ticks_share:.1%} of the experts' ticks, "
+                    f"layer {row}, expert {one.number}: {one.share:.1%} of the experts' time, "
                     f"{one.rows} rows",
-                    ns * one.ticks_share,
+                    ns * one.share,
                     _EXPERT,
                 )
                 for one in experts

@@ -25,12 +25,12 @@ Rows = npt.NDArray[np.int64]  # [n_layers, n_experts]
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """One expert of a layer in one part. Ticks are those of all threads."""
+    """One expert of a layer in one part. Times are those of all threads."""
 
     number: int
     rows: int  # tokens that chose it
-    ticks: int
-    ticks_share: float  # of all experts of the layer
+    ns: int
+    share: float  # of all experts of the layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Part:
 
     def experts(self, layer: int) -> list[Expert]:
         """Those that were chosen, slowest first."""
-        ticks = self.timed.profile.expert_ticks[layer]
-        total = int(ticks.sum()) or 1
+        ns = self.timed.profile.expert_ns[layer]
+        total = int(ns.sum()) or 1
         found = [
-            Expert(number, int(self.rows[layer, number]), int(ticks[number]), int(ticks[number]) / total)
-            for number in range(len(ticks))
-            if ticks[number] or self.rows[layer, number]
+            Expert(number, int(self.rows[layer, number]), int(ns[number]), int(ns[number]) / total)
+            for number in range(len(ns))
+            if ns[number] or self.rows[layer, number]
         ]
-        return sorted(found, key=lambda expert: (-expert.ticks, expert.number))
+        return sorted(found, key=lambda expert: (-expert.ns, expert.number))
 
     def data(self) -> dict[str, Any]:
         """Units are in the key names; lists have an item for each layer, and one for what belongs to none."""
@@ -90,10 +90,10 @@ class Part:
             },
             "experts": [
                 [
-                    {"expert": one.number, "rows": one.rows, "ticks": one.ticks, "share": one.ticks_share}
+                    {"expert": one.number, "rows": one.rows, "ns": one.ns, "share": one.share}
                     for one in self.experts(layer)
                 ]
-                for layer in range(len(profile.expert_ticks))
+                for layer in range(len(profile.expert_ns))
             ],
         }
 

@@ -10,14 +10,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from colibri._native import RoutingObserver
 from colibri.analysis.trace import Header
 from colibri.analysis.trace_writer import TraceWriter
 from colibri.engine import Model
@@ -40,20 +38,6 @@ class Recorded(NamedTuple):
 
     sequences: int
     tokens: int
-
-
-@contextmanager
-def observed(model: Model, observer: RoutingObserver) -> Iterator[None]:
-    """Shows an observer what routers decide in all evaluations of a model while the `with` block lasts."""
-    sequences = model._sequences
-    with sequences.lock:
-        if sequences.observer is not None:
-            raise ArgumentError("the model's routing is being observed already: end the other one first")
-        sequences.observer = observer
-    try:
-        yield
-    finally:
-        sequences.observer = None
 
 
 def record(
@@ -79,7 +63,7 @@ def record(
     labels = tuple(dict.fromkeys(text.label for text in texts if text.label is not None))
     header, expert_bytes = describe_model(model, labels, logits)
     n = 0
-    with TraceWriter(path, header, expert_bytes) as writer, observed(model, writer.observe):
+    with TraceWriter(path, header, expert_bytes) as writer, model.observe(routing=writer.observe):
         for done, text in enumerate(texts):
             for ids in _pieces(model, text, generate):
                 _evaluate(model, ids, writer, text.label, generate, options)

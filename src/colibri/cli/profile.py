@@ -179,11 +179,11 @@ def _share(a: int, b: int) -> str:
 def _layer_table(part: Part) -> Table:
     """Layers with their most expensive experts."""
     profile, tokens = part.timed.profile, part.timed.tokens
-    experts = "; experts: share of the layer's ticks (rows)" if profile.expert_ticks.size else ""
+    experts = "; experts: share of the layer's time (rows)" if profile.expert_ns.size else ""
     table = _table(f"{part.name}: time by layer, us per token{experts}")
     for name in ("layer", "time", "share", "of it waiting", "largest phase"):
         table.add_column(name, justify="right" if name != "largest phase" else "left")
-    if profile.expert_ticks.size:
+    if profile.expert_ns.size:
         table.add_column("slowest experts")
         table.add_column("most used experts")
     traffic = part.timed.traffic
@@ -197,7 +197,7 @@ def _layer_table(part: Part) -> Table:
         waited = _share(int(profile.wait_ns[row].sum()), ns)
         largest = profile.phases[int(phase_ns.argmax())]
         cells = [name, f"{ns / tokens / 1e3:.1f}", _share(ns, total), waited, largest]
-        if profile.expert_ticks.size:
+        if profile.expert_ns.size:
             cells += _experts(part, row) if name != "outside" else ["", ""]
         if traffic.uses and name != "outside":
             hits, misses = int(traffic.hits[row]), int(traffic.misses[row])
@@ -210,7 +210,7 @@ def _experts(part: Part, layer: int) -> list[str]:
     slowest = part.experts(layer)
     used = sorted(slowest, key=lambda one: (-one.rows, one.number))
     return [
-        ", ".join(f"{one.number}: {one.ticks_share:.1%} ({one.rows})" for one in order[:_SHOWN])
+        ", ".join(f"{one.number}: {one.share:.1%} ({one.rows})" for one in order[:_SHOWN])
         for order in (slowest, used)
     ]
 
