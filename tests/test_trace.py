@@ -359,6 +359,17 @@ def test_the_command_traces_texts(call: Callable[..., Result], model_path: Path,
     assert trace.array("ids").tolist() == ids
 
 
+def test_the_command_traces_a_streamed_model(
+    call: Callable[..., Result], model_path: Path, tmp_path: Path
+) -> None:
+    """What routers choose does not depend on where experts are: equal files."""
+    streamed = ["--expert-slots", 3, "--expert-policy", "lru", "--lanes", 2, "--prefetch"]
+    for name, options in (("a", []), ("b", ["--residency", "streamed", *streamed])):
+        found = call("trace", model_path, "--text", "Once upon a time", *options, "-o", tmp_path / name)
+        assert found.status == 0, found.err
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_path: Path) -> None:
     out, lines, latin = tmp_path / "o.trace", tmp_path / "l.jsonl", tmp_path / "latin"
     lines.write_text('{"text": "a"}\n{"txt": 1}\n')
@@ -367,6 +378,7 @@ def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_
         (2, [], "no text: give one with --text"),
         (2, ["--text", "a", "--seed", 1], "--seed has no effect without --generate"),
         (2, ["--text", "a", "--threads", 0], "--threads: expected"),
+        (2, ["--text", "a", "--expert-slots", 2, "--residency", "mapped"], "--expert-slots"),
         (2, ["--text", "a", "--generate", 99, "--context", 64], "--generate: expected 0 to 63"),
         (2, ["--jsonl", lines], "line 2: expected an object with a text named 'text', found 'txt'"),
         (2, ["--file", latin], "expected UTF-8, found byte 0xe9"),

@@ -10,7 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from colibri.cli.report import bytes_text, counted, note, resolve_model, step_bar
+from colibri.cli.report import (
+    ExpertPolicy,
+    ExpertSlots,
+    LockMemory,
+    MemoryLimit,
+    NumaNode,
+    PinThreads,
+    Prefetch,
+    ReadLanes,
+    ResidencyKind,
+    bytes_text,
+    counted,
+    note,
+    resolve_model,
+    step_bar,
+)
 from colibri.cli.texts import read_file, read_text
 from colibri.errors import ModelIOError
 
@@ -65,6 +80,15 @@ def trace_model(
     threads: Annotated[
         int | None, typer.Option(help="1 to 256; none: the physical cores this process may use.")
     ] = None,
+    memory: MemoryLimit = None,
+    residency: ResidencyKind = "auto",
+    expert_slots: ExpertSlots = None,
+    expert_policy: ExpertPolicy = None,
+    lanes: ReadLanes = None,
+    prefetch: Prefetch = None,
+    pin: PinThreads = False,
+    numa: NumaNode = None,
+    mlock: LockMemory = False,
 ) -> None:
     """Record which experts are chosen, for every token and layer, into a file (docs/TRACE.md)."""
     from colibri.analysis.recording import record
@@ -76,7 +100,20 @@ def trace_model(
         for name, value in (("temperature", temperature), ("seed", seed)):
             if value is not None:
                 raise typer.BadParameter(f"--{name} has no effect without --generate: nothing is drawn")
-    opening: dict[str, Any] = {"threads": threads, "context": context, "chunk": chunk}
+    opening: dict[str, Any] = {
+        "threads": threads,
+        "context": context,
+        "chunk": chunk,
+        "memory": memory,
+        "residency": residency,
+        "expert_slots": expert_slots,
+        "expert_policy": expert_policy,
+        "lanes": lanes,
+        "prefetch": prefetch,
+        "pin": pin,
+        "numa": numa,
+        "mlock": mlock,
+    }
     options: dict[str, Any] = {"temperature": temperature, "seed": seed}
     Sampling(**options)  # wrong values are told before a model is converted or loaded
     Opening(**opening)
