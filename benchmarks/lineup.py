@@ -96,9 +96,18 @@ RESIDENT = Entrant(
     dict.fromkeys(("q4", "q8"), 1.0),
     OURS.install,
 )
+F16_KV = Entrant(
+    "colibri-f16-kv",  # a KV cache in halves, as that of the peers
+    OURS.engine,
+    OURS.package,
+    OURS.distribution,
+    {"kv_type": "f16"},
+    install=OURS.install,
+)
 ENTRANTS = (
     OURS,
     RESIDENT,
+    F16_KV,
     _llama("llama.cpp", flash=True, repack=True),
     _ik("ik_llama.cpp", flash=True, repack=False),
     _ik("ik_llama.cpp-rtr", flash=True, repack=True),

@@ -93,6 +93,7 @@ static void attend_item(void *argument, int32_t item, UNUSED int32_t worker) {
     const float *const sinks = work->weights->sinks;
     struct attend tile = {
         .pool = c->cache->pool,
+        .half = c->cache->number_bytes == 2,
         .block_bytes = c->cache->block_bytes,
         .k_offset = cache_key_offset(c->cache, c->layer, kv_head),
         .v_offset = cache_key_offset(c->cache, c->layer, kv_head) + cache_key_bytes(c->cache, c->layer),

@@ -4,7 +4,9 @@
 
 #include <string.h>
 
-void cache_layout(struct cache *c, struct arena *arena, const struct config *config, int32_t context, int32_t n_sequences) {
+void cache_layout(struct cache *c, struct arena *arena, const struct config *config, int32_t context, int32_t n_sequences,
+                  bool half) {
+    c->number_bytes = half ? 2 : 4;
     c->first_source = config->n_encoder_layers > 0 ? n_sequences : 0;
     c->n_sequences = n_sequences + c->first_source;
     c->block_positions = context >= KV_BLOCK ? KV_BLOCK : (context + 15) & ~15;
@@ -123,15 +125,31 @@ void cache_fork(struct cache *c, int32_t source, int32_t target) {
     if (source < c->first_source) cache_fork(c, source + c->first_source, target + c->first_source);
 }
 
+/* The nearest f16, ties to even. */
+static uint16_t half_of(float x) {
+    union { float number; uint32_t bits; } size = {x}, tiny;
+    const uint32_t sign = size.bits >> 16 & 0x8000;
+    size.bits &= 0x7fffffff;
+    tiny.number = size.number + 0.5f; /* whose last bit is that of f16's subnormals */
+    if (size.bits < 113u << 23) return (uint16_t)(sign | (tiny.bits - (126u << 23)));
+    const uint32_t rounded = ((size.bits + 0xfff + (size.bits >> 13 & 1)) >> 13) - (112u << 10);
+    return (uint16_t)(sign | (size.bits > 255u << 23 ? 0x7e00 : rounded < 0x7c00 ? rounded : 0x7c00));
+}
+
+static inline void put(const struct cache *c, uint8_t *at, size_t i, float x) {
+    const uint16_t half = c->number_bytes == 2 ? half_of(x) : 0;
+    if (c->number_bytes == 2) memcpy(at + i * sizeof half, &half, sizeof half);
+    else memcpy(at + i * sizeof x, &x, sizeof x);
+}
+
 void cache_write(const struct cache *c, int32_t sequence, int32_t layer, int32_t head, int32_t position, const float *key,
                  const float *value) {
     const int32_t block = cache_table(c, sequence)[position / KV_BLOCK], at = position % KV_BLOCK;
     const int32_t key_dim = config_key_dim(c->config, layer), value_dim = config_kv_value_dim(c->config, layer);
-    uint8_t *const base = c->pool + (size_t)block * c->block_bytes + cache_key_offset(c, layer, head);
-    float *const keys = (float *)(void *)base + (size_t)(at / 16) * (size_t)key_dim * 16 + at % 16;
-    float *const values = (float *)(void *)(base + cache_key_bytes(c, layer)) + (size_t)at * 16;
-    for (int32_t d = 0; d < key_dim; d++) keys[(size_t)d * 16] = key[d];
+    uint8_t *const keys = c->pool + (size_t)block * c->block_bytes + cache_key_offset(c, layer, head);
+    uint8_t *const values = keys + cache_key_bytes(c, layer);
+    for (int32_t d = 0; d < key_dim; d++) put(c, keys, (size_t)(at / 16 * key_dim + d) * 16 + (size_t)(at % 16), key[d]);
     for (int32_t d = 0; d < ((value_dim + 15) & ~15); d++) {
-        values[(size_t)(d / 16 * c->block_positions) * 16 + (size_t)(d % 16)] = d < value_dim ? value[d] : 0;
+        put(c, values, (size_t)(d / 16 * c->block_positions + at) * 16 + (size_t)(d % 16), d < value_dim ? value[d] : 0);
     }
 }

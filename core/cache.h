@@ -27,6 +27,7 @@ struct cache {
     int32_t blocks_per_sequence;
     int32_t block_positions;            /* KV_BLOCK, or less if the context is shorter */
     const struct config *config;
+    size_t number_bytes;                /* of keys and values: 4, or 2 of f16 */
     size_t block_bytes, state_bytes;    /* state_bytes 0: no layer has one */
     size_t layer_offset[CONFIG_MAX_LAYERS]; /* in a block, or in a state */
     uint8_t *pool;                      /* [n_blocks][block_bytes] */
@@ -44,7 +45,7 @@ struct cache {
 
 /* Sizes, then memory; `context` and `n_sequences`, sources not counted, are checked by the caller. */
 void cache_layout(struct cache *cache, struct arena *arena, const struct config *config, int32_t context,
-                  int32_t n_sequences);
+                  int32_t n_sequences, bool half);
 void cache_reset(struct cache *cache);
 /* Makes positions valid … valid + n - 1 writable, unshared, for an evaluation that found `before` positions. Never fails: the
  * pool holds full sequences. */
@@ -60,12 +61,12 @@ void cache_write(const struct cache *cache, int32_t sequence, int32_t layer, int
 
 /* Bytes of a block's keys of one head, and with its values. */
 static inline size_t cache_key_bytes(const struct cache *cache, int32_t layer) {
-    return (size_t)cache->block_positions * (size_t)config_key_dim(cache->config, layer) * sizeof(float);
+    return (size_t)cache->block_positions * (size_t)config_key_dim(cache->config, layer) * cache->number_bytes;
 }
 
 static inline size_t cache_head_bytes(const struct cache *cache, int32_t layer) {
     const size_t value_stride = ((size_t)config_kv_value_dim(cache->config, layer) + 15) & ~(size_t)15;
-    return cache_key_bytes(cache, layer) + (size_t)cache->block_positions * value_stride * sizeof(float);
+    return cache_key_bytes(cache, layer) + (size_t)cache->block_positions * value_stride * cache->number_bytes;
 }
 
 static inline size_t cache_key_offset(const struct cache *cache, int32_t layer, int32_t head) {

@@ -122,17 +122,15 @@ static const char *router_fault(const struct config *c) {
     if (c->router_near > 0 && (c->router_score || biased)) return "router_near goes without router_score, router_bias and n_expert_groups";
     if (c->router_score == 2 && biased) return "router_score 2 goes without router_bias and n_expert_groups";
     if (c->router_on_input && !linear) return "router_on_input goes without expert_bias, ffn_ungated, ffn_limit, ffn_cubic and ffn_up_offset";
-    if (c->parallel_dense && (!c->post_norm || c->layer_norm || c->n_ff == 0 || c->n_ff_shared || c->expert_bias)) {
-        return "parallel_dense needs post_norm and n_ff, and goes without layer_norm, n_ff_shared and expert_bias";
-    }
+    const bool beside = c->post_norm && !c->layer_norm && c->n_ff > 0 && !c->n_ff_shared && !c->expert_bias;
+    if (c->parallel_dense && !beside) return "parallel_dense needs post_norm and n_ff, and goes without layer_norm, n_ff_shared and expert_bias";
     if (c->layer_scale && !c->post_norm) return "layer_scale needs post_norm";
     return group_fault(c);
 }
 
 static const char *latent_fault(const struct config *c) {
-    if (c->kv_latent_dim == 0) {
-        return c->q_latent_dim || c->value_dim || c->latent_norm_eps > 0 ? "kv_latent_dim is 0 but its companions are set" : NULL;
-    }
+    const bool companions = c->q_latent_dim || c->value_dim || c->latent_norm_eps > 0;
+    if (c->kv_latent_dim == 0) return companions ? "kv_latent_dim is 0 but its companions are set" : NULL;
     if (c->n_kv_heads != 1) return "kv_latent_dim needs n_kv_heads 1";
     if (c->value_dim == 0) return "kv_latent_dim needs a value_dim";
     if (c->rope_dim == c->head_dim) return "kv_latent_dim needs a head_dim above rope_dim";
@@ -146,8 +144,8 @@ static const char *encoder_fault(const struct config *c) {
     if (c->attn_bias_span && c->attn_bias_span < 8) return "attn_bias_span is below 8";
     if (c->expert_capacity && c->n_encoder_layers == 0) return "expert_capacity needs n_encoder_layers";
     if (c->n_encoder_layers >= c->n_layers) return "n_encoder_layers leaves no layer";
-    if (c->n_encoder_layers == 0 || (c->rope_dim == 0 && c->kv_latent_dim == 0 && c->delta_heads == 0)) return NULL;
-    return "n_encoder_layers goes without rope_dim, kv_latent_dim and mixer 1";
+    const bool more = c->rope_dim || c->kv_latent_dim || c->delta_heads;
+    return c->n_encoder_layers && more ? "n_encoder_layers goes without rope_dim, kv_latent_dim and mixer 1" : NULL;
 }
 
 static const char *delta_fault(const struct config *c) {
@@ -194,9 +192,8 @@ static int32_t check_relations(const struct config *config, colibri_error *error
     else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
     else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
     else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = head_fault(config)) == NULL && (fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL) {
+    else if ((fault = head_fault(config)) == NULL && (fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL)
         fault = delta_fault(config);
-    }
     if (fault == NULL) return COLIBRI_OK;
     return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
 }

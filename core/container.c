@@ -23,12 +23,8 @@ struct header { /* docs/FORMAT.md §1, as it lies in the file */
     uint8_t zeros[16];
 };
 
-static const struct header *header_of(const struct os_file *file) {
-    return (const struct header *)(const void *)file->data;
-}
-
 static int32_t check_identity(const char *path, const struct os_file *file, colibri_error *error) {
-    const struct header *const head = header_of(file);
+    const struct header *const head = (const void *)file->data;
     FAIL_IF(file->bytes < sizeof *head || memcmp(head->magic, "COLIBRI\0", 8) != 0, error, FORMAT,
             "'%s' is not a .colibri file (magic not found); make one with: colibri convert SOURCE OUT.colibri", path);
     FAIL_IF(head->endian != 0x01020304, error, UNSUPPORTED, "'%s' was written for the other byte order", path);
@@ -41,8 +37,8 @@ static int32_t check_identity(const char *path, const struct os_file *file, coli
 }
 
 static int32_t check_metadata(const char *path, struct container *container, colibri_error *error) {
-    const struct header *const head = header_of(&container->file);
     const uint8_t *const data = container->file.data;
+    const struct header *const head = (const void *)data;
     const uint64_t bytes = container->file.bytes, config_bytes = head->config_bytes, directory = head->directory;
     FAIL_IF(config_bytes > bytes - sizeof *head || directory != sizeof *head + ((config_bytes + 63) & ~(uint64_t)63) ||
             directory > bytes || head->n_entries > (bytes - directory) / CONTAINER_ENTRY_BYTES ||

@@ -30,11 +30,12 @@ static const void *map_aligned(int descriptor, uint64_t bytes, void **space) {
     *space = mmap(NULL, space_bytes(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (*space == MAP_FAILED) return NULL;
     uint8_t *const start = (uint8_t *)*space + -(uintptr_t)*space % OS_HUGE_PAGE;
-    if (mmap(start, (size_t)bytes, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED) return start;
+    const bool mapped = mmap(start, (size_t)bytes, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED;
     const int reason = errno;
-    munmap(*space, space_bytes(bytes));
+    if (mapped) madvise(start, (size_t)bytes, MADV_HUGEPAGE); /* what is read into the page cache comes in huge pages, where it can */
+    else munmap(*space, space_bytes(bytes));
     errno = reason;
-    return NULL;
+    return mapped ? start : NULL;
 }
 
 static int64_t written_ns(const struct stat *status) {

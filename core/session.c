@@ -15,6 +15,7 @@ static int32_t check_params(const colibri_model *model, const colibri_params *p,
     TRY(status_range(error, "expert_slots", p->expert_slots, 0, model->n_experts));
     TRY(status_range(error, "expert_policy", p->expert_policy, COLIBRI_LFRU, COLIBRI_LRU));
     TRY(status_range(error, "lanes", p->lanes, 1, MAX_LANES));
+    TRY(status_range(error, "kv_type", p->kv_type, COLIBRI_KV_F32, COLIBRI_KV_F16));
     TRY(status_range(error, "prefetch", p->prefetch, COLIBRI_PREFETCH_AUTO, COLIBRI_PREFETCH_OFF));
     FAIL_IF(p->memory != NULL && (uintptr_t)p->memory % OS_PAGE != 0, error, ARGUMENT,
             "memory: expected an address aligned to %d bytes, found %p", OS_PAGE, p->memory);
@@ -48,7 +49,7 @@ static void layout(const colibri_model *model, const colibri_params *p, colibri_
     sample_layout(&context->sampler, arena, model->config.n_vocab);
     plan->sampling = arena->used - mark;
     mark = arena->used;
-    cache_layout(&context->cache, arena, &model->config, p->context, p->max_batch); /* its tail may stay untouched */
+    cache_layout(&context->cache, arena, &model->config, p->context, p->max_batch, p->kv_type == COLIBRI_KV_F16); /* its tail may stay untouched */
     plan->kv_cache = arena->used - mark;
     mark = arena->used;
     experts_memory(&context->experts, arena); /* so may this */
@@ -72,6 +73,8 @@ static int32_t count(const colibri_model *model, const colibri_params *p, colibr
     struct arena arena = {0};
     colibri_context scratch;
     layout(model, p, &scratch, &arena, plan);
+    FAIL_IF(p->kv_type != COLIBRI_KV_F32 && scratch.cache.block_bytes == 0, error, ARGUMENT,
+            "kv_type: no layer of the model has keys and values, only states, which stay f32; leave it out");
     FAIL_IF(arena.overflow || arena.used > (uint64_t)1 << 62, error, MEMORY,
             "context %d x max_batch %d, chunk %d: sizes that cannot be counted; ask for less", p->context, p->max_batch, p->chunk);
     return COLIBRI_OK;

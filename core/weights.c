@@ -226,9 +226,8 @@ static int32_t bind_model(colibri_model *model, colibri_error *error) {
     if (c->output_bias) TRY(bind_vector(&b, "output_bias", c->n_vocab, &model->output_bias));
     TRY(bind_norm(&b, "output_norm", c, &model->output_norm, &model->output_norm_bias));
     if (c->rope_dim > 0) TRY(bind_vector(&b, "rope_inv_freq", c->rope_sets * (c->rope_dim / 2), &model->rope_inv_freq));
-    if (c->temperature_step > 0) {
-        TRY(bind_vector(&b, "attn_temperature", c->context_length / c->temperature_step + 1, &model->attn_temperature));
-    }
+    const int32_t steps = c->temperature_step > 0 ? c->context_length / c->temperature_step + 1 : 0;
+    if (steps > 0) TRY(bind_vector(&b, "attn_temperature", steps, &model->attn_temperature));
     const int64_t biases = (int64_t)c->n_heads * (2 * c->attn_bias_span + 1);
     if (c->sinusoids > 0) TRY(bind_vector(&b, "position_freq", c->n_embd / 2, &model->position_freq));
     if (c->attn_bias_span > 0) TRY(bind_vector(&b, "attn_bias", biases, &model->attn_bias));
@@ -324,10 +323,7 @@ int32_t colibri_open(const char *path, colibri_model **out, colibri_error *error
     }
     arena = (struct arena){.base = (uint8_t *)model};
     take_layers(&arena, &config, model);
-    atomic_init(&model->references, 1);
-    atomic_init(&model->fetching, false);
-    atomic_init(&model->private_bytes, 0);
-    atomic_init(&model->streamed, false);
+    atomic_init(&model->references, 1); /* the rest of new memory is 0 */
     model->container = container;
     model->config = config;
     model->kernels = kernels;

@@ -68,6 +68,12 @@ enum colibri_expert_policy {
     COLIBRI_LRU = 1   /* the one used longest ago */
 };
 
+/* How keys and values are held: as they are, or rounded to the nearest half, ties to even, in half the memory. */
+enum colibri_kv_type {
+    COLIBRI_KV_F32 = 0,
+    COLIBRI_KV_F16 = 1
+};
+
 /* Whether experts that the next layer is expected to choose are read while this one is computed. Never changes a result. */
 enum colibri_prefetch {
     COLIBRI_PREFETCH_AUTO = 0, /* as colibri_gate finds */
@@ -123,6 +129,7 @@ typedef struct colibri_params {
     int32_t expert_slots; /* experts that the context holds in slots, read when they are needed; 0: decided by memory_limit */
     int32_t expert_policy;/* enum colibri_expert_policy */
     int32_t lanes;        /* reads at the same time, 1 to 16; default 4 */
+    int32_t kv_type;      /* enum colibri_kv_type; refused but F32 where no layer has keys and values */
     int32_t prefetch;     /* enum colibri_prefetch; but OFF it takes memory for two more experts than there are slots */
     colibri_traffic *traffic; /* [n_layers] the caller's, to which evaluations add (zero it first); NULL: nobody counts */
     colibri_gate *gate;   /* the caller's, which evaluations keep up to date (zero it first); NULL: nobody asks */

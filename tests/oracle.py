@@ -178,6 +178,11 @@ def linear(model: Checkpoint, name: str, x: Array) -> Array:
     return np.asarray((x if model.activations is None else model.activations(x)) @ model.weights[name].T)
 
 
+def held(y: Array) -> Array:
+    """Keys or values as a cache holds them."""
+    return y
+
+
 def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     """Causal grouped-query attention. x [n, d] -> [n, d]."""
     config, weights, n = model.config, model.weights, len(x)
@@ -214,6 +219,7 @@ def attention(model: Checkpoint, layer: int, x: Array) -> Array:
     v = project("v", n_kv_heads)
     if config.value_norm:
         v = rms_norm(v, np.ones(v.shape[-1]), config.norm_eps)
+    k, v = held(k), held(v)
     group = config.n_heads // n_kv_heads  # query head h reads key/value head h // group
     query, key = np.indices((n, n))
     window = config.windows[layer] or n
@@ -284,7 +290,7 @@ def latent_attention(model: Checkpoint, layer: int, x: Array) -> Array:
         halves = np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
         return rotate(halves if config.interleaved else y, config.inv_freq, config.rope_scale)
 
-    q_rope, k_rope = turn(q_rope), turn(k_rope[:, None])[:, 0]
+    q_rope, k_rope, latent = turn(q_rope), held(turn(k_rope[:, None])[:, 0]), held(latent)
     out = np.empty((n, config.n_heads, value))
     up = weights[prefix + "kv_b_proj.weight"].reshape(config.n_heads, plain + value, rank)
     rounded = (lambda y: y) if model.activations is None else model.activations

@@ -94,7 +94,7 @@ def test_layouts_and_enums_are_those_of_the_c_compiler(tmp_path: Path) -> None:
 
     constants = {
         name: value
-        for kind in ("status", "phase", "residency", "expert_policy", "prefetch")
+        for kind in ("status", "phase", "residency", "expert_policy", "prefetch", "kv_type")
         for name, value in ffi().typeof(f"enum colibri_{kind}").relements.items()
     }
     found: dict[str, list[int]] = {name: [value] for name, value in constants.items()}

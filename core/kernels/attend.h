@@ -19,14 +19,23 @@ INLINE vf attend_bias(const struct attend *a, int j, int32_t key) {
     return vf_load(a->bias[j] + (at < least ? least : at > most ? most : at));
 }
 
+#define BY_TYPE(f, a, ...)                                         \
+    if ((a)->half) BY_FOURS((a)->n, f, a, __VA_ARGS__, true); \
+    else BY_FOURS((a)->n, f, a, __VA_ARGS__, false)
+
+/* Vector i of the keys or values at p. */
+INLINE vf attend_load(const uint8_t *p, size_t i, const bool half) {
+    return half ? vf_f16(p + i * 32) : vf_load((const float *)(const void *)p + i * 16);
+}
+
 /* Scores of the 16 keys from `first` on in the block that begins with key `from`, for T queries from j on; lanes past a query's last key hold -3.4e38. */
-INLINE void attend_scores(const struct attend *a, const float *keys, struct attend_state *s, const int32_t *n, int32_t from,
-                          int32_t first, int j, const int T) {
-    const float *const k = keys + (size_t)first * (size_t)a->key_dim;
+INLINE void attend_scores(const struct attend *a, const uint8_t *keys, struct attend_state *s, const int32_t *n, int32_t from,
+                          int32_t first, const bool half, int j, const int T) {
+    const size_t k = (size_t)(first / 16) * (size_t)a->key_dim;
     vf acc[4];
     UNROLL for (int i = 0; i < T; i++) acc[i] = vf_set1(0);
     for (int32_t d = 0; d < a->key_dim; d++) {
-        const vf key = vf_load(k + (size_t)d * 16);
+        const vf key = attend_load(keys, k + (size_t)d, half);
         UNROLL for (int i = 0; i < T; i++) {
             acc[i] = vf_fma(key, vf_set1(a->q[j + i][d]), acc[i]);
             KEEP(acc[i]);
@@ -60,9 +69,9 @@ INLINE void attend_weights(float *p, int32_t before, int32_t n, float *max, floa
 }
 
 /* 16 elements from d on of the sum over a block's keys of weight x value, merged into the state: T queries from j on. */
-INLINE void attend_values(const struct attend *a, const float *values, struct attend_state *s, const int32_t *n,
-                          const float *old_scale, const float *new_scale, int32_t d, int j, const int T) {
-    const float *const v = values + (size_t)d * (size_t)a->block_positions;
+INLINE void attend_values(const struct attend *a, const uint8_t *values, struct attend_state *s, const int32_t *n,
+                          const float *old_scale, const float *new_scale, int32_t d, const bool half, int j, const int T) {
+    const size_t v = (size_t)(d / 16) * (size_t)a->block_positions;
     int32_t start = s->low[j], end = n[j]; /* keys that all of them see; then end is no less than start */
     UNROLL for (int i = 1; i < T; i++) {
         start = s->low[j + i] > start ? s->low[j + i] : start;
@@ -73,11 +82,11 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
     UNROLL for (int i = 0; i < T; i++) {
         acc[i] = vf_set1(0);
         for (int32_t key = s->low[j + i]; key < start && key < n[j + i]; key++) {
-            acc[i] = vf_fma(vf_load(v + (size_t)key * 16), vf_set1(s->p[j + i][key]), acc[i]);
+            acc[i] = vf_fma(attend_load(values, v + (size_t)key, half), vf_set1(s->p[j + i][key]), acc[i]);
         }
     }
     for (int32_t key = start; key < end; key++) {
-        const vf value = vf_load(v + (size_t)key * 16);
+        const vf value = attend_load(values, v + (size_t)key, half);
         UNROLL for (int i = 0; i < T; i++) {
             acc[i] = vf_fma(value, vf_set1(s->p[j + i][key]), acc[i]);
             KEEP(acc[i]);
@@ -86,7 +95,7 @@ INLINE void attend_values(const struct attend *a, const float *values, struct at
     UNROLL for (int i = 0; i < T; i++) {
         if (n[j + i] == 0) continue; /* sees nothing of this block */
         for (int32_t key = end; key < n[j + i]; key++) {
-            acc[i] = vf_fma(vf_load(v + (size_t)key * 16), vf_set1(s->p[j + i][key]), acc[i]);
+            acc[i] = vf_fma(attend_load(values, v + (size_t)key, half), vf_set1(s->p[j + i][key]), acc[i]);
         }
         float *const out = s->out + (size_t)(j + i) * attend_stride(a) + d;
         const vf old = vf_mul(vf_load(out), vf_set1(old_scale[j + i]));
@@ -112,9 +121,8 @@ INLINE void attend_end(float *to, const float *out, float max, float sum, const 
 }
 
 /* Scores and weights of a block; returns through n where what each query sees of it ends, 0: it sees nothing. */
-INLINE const float *attend_enter(const struct attend *a, struct attend_state *s, int32_t from, int32_t *n, float *max, float *sum) {
+INLINE const uint8_t *attend_enter(const struct attend *a, struct attend_state *s, int32_t from, int32_t *n, float *max, float *sum) {
     const uint8_t *const block = a->pool + (size_t)a->table[from / KV_BLOCK] * a->block_bytes;
-    const float *const keys = (const float *)(const void *)(block + a->k_offset);
     int32_t least = KV_BLOCK, most = 0;
     for (int j = 0; j < a->n; j++) {
         const bool seen = a->n_keys[j] > from && a->first_key[j] < from + KV_BLOCK;
@@ -124,12 +132,12 @@ INLINE const float *attend_enter(const struct attend *a, struct attend_state *s,
         most = n[j] > most ? n[j] : most;
     }
     for (int32_t first = least & ~15; first < most; first += 16) {
-        BY_FOURS(a->n, attend_scores, a, keys, s, n, from, first);
+        BY_TYPE(attend_scores, a, block + a->k_offset, s, n, from, first);
     }
     for (int j = 0; j < a->n; j++) {
         if (n[j] > 0) attend_weights(s->p[j], s->low[j], n[j], &max[j], &sum[j]);
     }
-    return (const float *)(const void *)(block + a->v_offset);
+    return block + a->v_offset;
 }
 
 static void kernel_attend(const struct attend *a, int32_t block) {
@@ -146,11 +154,11 @@ static void kernel_attend(const struct attend *a, int32_t block) {
     for (int32_t from = first & ~(KV_BLOCK - 1); from < last; from += KV_BLOCK) {
         int32_t n[ATTEND_TILE] = {0};
         float max[ATTEND_TILE], sum[ATTEND_TILE], old_scale[ATTEND_TILE], new_scale[ATTEND_TILE];
-        const float *const values = attend_enter(a, &s, from, n, max, sum);
+        const uint8_t *const values = attend_enter(a, &s, from, n, max, sum);
         for (int j = 0; j < a->n; j++) {
             if (n[j] > 0) attend_join(&s.max[j], &s.sum[j], max[j], sum[j], &old_scale[j], &new_scale[j]);
         }
-        for (int32_t d = 0; d < a->value_dim; d += 16) BY_FOURS(a->n, attend_values, a, values, &s, n, old_scale, new_scale, d);
+        for (int32_t d = 0; d < a->value_dim; d += 16) BY_TYPE(attend_values, a, values, &s, n, old_scale, new_scale, d);
     }
     for (int j = 0; j < a->n; j++) {
         const float *const out = s.out + (size_t)j * floats;

@@ -54,12 +54,8 @@ static bool has_dotprod(void) {
 }
 #endif
 
-static bool always(void) {
-    return true;
-}
-
 const struct kernels *kernels_list(int index, bool *usable) {
-    static const struct { const struct kernels *kernels; bool (*usable)(void); } sets[] = {
+    static const struct { const struct kernels *kernels; bool (*usable)(void); } sets[] = { /* NULL: everywhere */
 #if defined(__x86_64__)
         {&kernels_avx512, has_avx512},
 #if defined(COLIBRI_HAS_AVX2_VNNI)
@@ -70,11 +66,11 @@ const struct kernels *kernels_list(int index, bool *usable) {
 #if defined(COLIBRI_HAS_NEON_DOTPROD)
         {&kernels_neon_dotprod, has_dotprod},
 #endif
-        {&kernels_neon, always},
+        {&kernels_neon, NULL},
 #endif
-        {&kernels_scalar, always},
+        {&kernels_scalar, NULL},
     };
     if (index < 0 || (size_t)index >= sizeof sets / sizeof sets[0]) return NULL;
-    *usable = sets[index].usable();
+    *usable = sets[index].usable == NULL || sets[index].usable();
     return sets[index].kernels;
 }

@@ -91,6 +91,7 @@ struct attend {
     float *out[ATTEND_TILE];                  /* [value_dim] */
     int32_t first_key[ATTEND_TILE], n_keys[ATTEND_TILE];
     const uint8_t *pool;                      /* KV blocks */
+    bool half;                                /* of f16 instead of f32 */
     const int32_t *table;                     /* block of positions 128 b … : pool + table[b] * block_bytes */
     size_t block_bytes, k_offset, v_offset;   /* of this layer and head inside a block */
     int32_t key_dim, value_dim, block_positions;

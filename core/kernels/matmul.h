@@ -106,33 +106,22 @@ INLINE void add_floats(const uint8_t *w, size_t bytes, const uint8_t *const *x, 
     UNROLL for (int i = 0; i < P * T; i++) sum[i] = acc[i];
 }
 
-INLINE void row_floats(const struct matmul *m, int32_t panel, int32_t t, const int P, const int type) {
-    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols);
-    const uint8_t *const x = x_row(m, t);
-    vf sum[4];
-    UNROLL for (int p = 0; p < P; p++) sum[p] = vf_set1(0);
-    add_floats(m->w->data + (size_t)panel * bytes, bytes, &x, cols, sum, P, 1, type == TYPE_BF16);
-    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, sum[p]);
-}
-
-/* mxfp4: quads come in pairs from halves of 64 bytes. */
-INLINE void row_bytes(const struct matmul *m, int32_t panel, int32_t t, const int P, const int type) {
-    const bool mxfp4 = type == TYPE_MXFP4;
+/* The same of q8 and mxfp4, one row x. Quads of mxfp4 come in pairs from halves of 64 bytes. */
+INLINE void add_bytes(const uint8_t *w, size_t bytes, size_t ahead, const uint8_t *x, size_t cols, vf *acc, const int P, const bool mxfp4) {
     const int quads = mxfp4 ? Q8_GROUP / 8 : Q8_GROUP / 4;
-    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(m->w->type, cols), groups = q8_groups(cols);
-    const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
-    vf acc[4];
-    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
-    for (size_t g = 0; g < groups; g++) {
+    const size_t groups = q8_groups(cols);
+    const uint8_t *scales = w + groups * (size_t)quads * 64;
+    for (size_t g = 0; g < groups; g++, scales += 32) {
         vi dot[4];
         UNROLL for (int p = 0; p < P; p++) dot[p] = q8_zero(x, cols, g);
 #pragma GCC unroll 1
-        for (int quad = 0; quad < quads; quad++) {
+        for (int quad = 0; quad < quads; quad++, w += 64) {
             const uint8_t *const at = x + g * Q8_GROUP + (size_t)quad * 4;
             const aq a = aq_load(at), b = mxfp4 ? aq_load(at + 16) : a;
             UNROLL for (int p = 0; p < P; p++) {
-                const uint8_t *const from = w + (size_t)p * bytes + g * (mxfp4 ? 256 : 512) + (size_t)quad * 64;
+                const uint8_t *const from = w + (size_t)p * bytes;
                 wq low, high;
+                __builtin_prefetch(from + (mxfp4 ? 2048 : 1024), 0, 2);
                 if (mxfp4) mxfp4_load(from, &low, &high);
                 dot[p] = vi_dot4(dot[p], mxfp4 ? low : wq_load(from), a);
                 if (mxfp4) dot[p] = vi_dot4(dot[p], high, b);
@@ -140,26 +129,16 @@ INLINE void row_bytes(const struct matmul *m, int32_t panel, int32_t t, const in
             }
         }
         UNROLL for (int p = 0; p < P; p++) {
-            const uint8_t *const from = w + (size_t)p * bytes;
-            const vf ws = mxfp4 ? mxfp4_scale(from, cols, g) : vf_f16(from + groups * 512 + g * 32);
+            const uint8_t *const from = scales + (size_t)p * bytes;
+            if (!mxfp4) __builtin_prefetch(from + ahead, 0, 2);
+            const vf ws = mxfp4 ? mxfp4_scale(from - g * 32 - groups * 256, cols, g) : vf_f16(from);
             acc[p] = vf_fma(vf_from_vi(dot[p]), vf_mul(ws, x_scale(x, cols, g)), acc[p]);
         }
     }
-    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
-/* Bytes from a weight to one of the next P panels, which is asked for meanwhile; into the second cache, since the first has few misses
- * under way at a time. */
-INLINE size_t k_ahead(const struct matmul *m, int32_t panel, const int P, size_t bytes) {
-    return panel + 2 * P <= matrix_panels(m->w) ? (size_t)P * bytes : 0;
-}
-
-INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P) {
-    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q4, cols), groups = q8_groups(cols);
-    const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
-    const size_t ahead = k_ahead(m, panel, P, bytes);
-    vf acc[4];
-    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+INLINE void add_q4(const uint8_t *w, size_t bytes, size_t ahead, const uint8_t *x, size_t cols, vf *acc, const int P) {
+    const size_t groups = q8_groups(cols);
     for (size_t first = 0, n; first < groups; first += n) {
         n = groups - first < Q4_SUPER ? groups - first : Q4_SUPER;
         vf scale[4][Q4_SUPER], minus[4][Q4_SUPER];
@@ -184,17 +163,12 @@ INLINE void row_q4(const struct matmul *m, int32_t panel, int32_t t, const int P
             }
         }
     }
-    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
 /* Scales are read run by run: a super-group's at once would leave the streams of memory idle meanwhile. */
-INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P) {
-    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(TYPE_Q6, cols), runs = runs_of(q8_groups(cols), TYPE_Q6);
-    const uint8_t *w = m->w->data + (size_t)panel * bytes, *record = w + runs * run_bytes(TYPE_Q6);
-    const uint8_t *const x = x_row(m, t);
-    const size_t ahead = k_ahead(m, panel, P, bytes);
-    vf acc[4];
-    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+INLINE void add_q6(const uint8_t *w, size_t bytes, size_t ahead, const uint8_t *x, size_t cols, vf *acc, const int P) {
+    const size_t runs = runs_of(q8_groups(cols), TYPE_Q6);
+    const uint8_t *record = w + runs * run_bytes(TYPE_Q6);
     for (size_t run = 0; run < runs; record += record_bytes(TYPE_Q6)) {
         const size_t end = runs - run < RUNS_MOST ? runs : run + RUNS_MOST;
         const uint8_t *scales = record + 32;
@@ -217,12 +191,21 @@ INLINE void row_q6(const struct matmul *m, int32_t panel, int32_t t, const int P
             }
         }
     }
-    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
-INLINE void row_k(const struct matmul *m, int32_t panel, int32_t t, const int P, const int type) {
-    if (type == TYPE_Q4) row_q4(m, panel, t, P);
-    else row_q6(m, panel, t, P);
+/* A row by P panels. Meanwhile the same places of the next P panels (of q8 their scales) are asked for, into the second cache, since the
+ * first has few misses under way at a time. */
+INLINE void row_panels(const struct matmul *m, int32_t panel, int32_t t, const int P, const int type) {
+    const size_t cols = (size_t)m->w->cols, bytes = panel_bytes(type, cols);
+    const size_t ahead = panel + 2 * P <= matrix_panels(m->w) ? (size_t)P * bytes : 0;
+    const uint8_t *const w = m->w->data + (size_t)panel * bytes, *const x = x_row(m, t);
+    vf acc[4];
+    UNROLL for (int p = 0; p < P; p++) acc[p] = vf_set1(0);
+    if (type == TYPE_Q4) add_q4(w, bytes, ahead, x, cols, acc, P);
+    else if (type == TYPE_Q6) add_q6(w, bytes, ahead, x, cols, acc, P);
+    else if (type_reads_q8(type)) add_bytes(w, bytes, ahead, x, cols, acc, P, type == TYPE_MXFP4);
+    else add_floats(w, bytes, &x, cols, acc, P, 1, type == TYPE_BF16);
+    UNROLL for (int p = 0; p < P; p++) store_sum(m, panel + p, t, acc[p]);
 }
 
 /* ---- many rows: a block of a panel is taken apart once for a slab of rows, whose sums wait in the cache -------- */
@@ -334,10 +317,10 @@ INLINE void tile_k(const struct block_k *b, const uint8_t *const *x, size_t cols
             for (int32_t t = 0; t < m->n; t += SLAB) many_##type(m, p, t, m->n - t < SLAB ? m->n - t : SLAB);          \
         }                                                                                                              \
         for (; MATMUL_PANELS > 1 && end - p >= 4; p += 4) {                                                            \
-            for (int32_t t = 0; t < m->n; t++) row_##form(m, p, t, 4, TYPE);                                           \
+            for (int32_t t = 0; t < m->n; t++) row_panels(m, p, t, 4, TYPE);                                           \
         }                                                                                                              \
         for (; p < end; p++) {                                                                                         \
-            for (int32_t t = 0; t < m->n; t++) row_##form(m, p, t, 1, TYPE);                                           \
+            for (int32_t t = 0; t < m->n; t++) row_panels(m, p, t, 1, TYPE);                                           \
         }                                                                                                              \
     }
 DEFINE_MATMUL(f32, TYPE_F32, floats, INT32_MAX)

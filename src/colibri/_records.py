@@ -47,6 +47,7 @@ class Params:
     expert_slots: int = 0
     expert_policy: int = 0
     lanes: int = 4
+    kv_type: int = 0
     prefetch: int = 0
 
 

@@ -23,6 +23,7 @@ IdList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 RESIDENCIES = {"mapped": 0, "resident": 1, "streamed": 2}  # colibri_residency
 POLICIES = {"lfru": 0, "lru": 1}  # colibri_expert_policy
+KV_TYPES = {"f32": 0, "f16": 1}  # colibri_kv_type
 PREFETCHES = {None: 0, True: 1, False: 2}  # colibri_prefetch; None: as is found to be quicker
 
 
@@ -54,6 +55,7 @@ class Opening:
     lanes: int | None = None
     numa: int | None = None
     mlock: bool = False
+    kv_type: str = "f32"
 
     def __post_init__(self) -> None:
         self.counts()
@@ -63,6 +65,7 @@ class Opening:
             if not isinstance(value, bool) and not (name == "prefetch" and value is None):
                 raise ArgumentError(f"{name}: expected True or False, found {value!r}")
         _one_of("residency", self.residency, ("auto", *RESIDENCIES))
+        _one_of("kv_type", self.kv_type, KV_TYPES)
         if self.expert_policy is not None:
             _one_of("expert_policy", self.expert_policy, POLICIES)
         for name in ("expert_slots", "expert_policy", "lanes"):

@@ -65,6 +65,7 @@ def load(
     pin: bool = False,
     numa: int | None = None,
     mlock: bool = False,
+    kv_type: str = "f32",
     progress: Progress | None = None,
 ) -> Model:
     """Opens a model: a `.colibri` file, a Hugging Face directory (converted once into the cache) or "demo".
@@ -92,6 +93,8 @@ def load(
     prefetch: of streamed experts, whether those that the next layer is likely to choose are read while this
     one is computed; by default what proves quicker while tokens are decoded. Model.stats says what streaming
     costs, and which it is.
+    kv_type: "f32", or "f16": keys and values are rounded to halves and take half the memory; results differ
+    from those of f32 and are the same on every machine, for any threads, batch and chunks, too.
     pin: each thread but the caller's stays on a physical core of its own; more threads than cores are
     refused. numa: threads run on this NUMA node and memory is taken there. mlock: nothing that this process
     uses is swapped out or dropped any more, once it is in memory.
@@ -115,6 +118,7 @@ def load(
         lanes,
         numa,
         mlock,
+        kv_type,
     )
     file = resolve(
         path,

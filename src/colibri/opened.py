@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri import _native as native
-from colibri.arguments import Opening
+from colibri.arguments import KV_TYPES, Opening
 from colibri.format import read_blobs
 from colibri.model_facts import TextRules, config_of, text_rules
 
@@ -61,4 +61,4 @@ def open_file(path: Path, chosen: Opening) -> Opened:
 def _params(handle: native.ModelHandle, chosen: Opening) -> native.Params:
     asked, defaults = chosen.counts(), native.default_params(handle)
     values = {name: getattr(defaults, name) if count is None else count for name, count in asked.items()}
-    return native.Params(**values, pin=int(chosen.pin))
+    return native.Params(**values, pin=int(chosen.pin), kv_type=KV_TYPES[chosen.kv_type])

@@ -149,32 +149,54 @@ static void test_attend_blocks(const struct attend *whole, int32_t blocks, float
 }
 
 /* NaN into the keys and values of every position before the first that any query sees. */
-static void spoil_unseen(const struct attend *job, float *pool, size_t block_floats) {
+static void spoil(uint8_t *block, size_t at, bool half) {
+    static const uint16_t nan_half = 0x7e00;
+    static const float nan_float = NAN;
+    if (half) memcpy(block + at * sizeof nan_half, &nan_half, sizeof nan_half);
+    else memcpy(block + at * sizeof nan_float, &nan_float, sizeof nan_float);
+}
+
+static void spoil_unseen(const struct attend *job, uint8_t *pool) {
     int32_t first = INT32_MAX;
     for (int32_t j = 0; j < job->n; j++) first = job->first_key[j] < first ? job->first_key[j] : first;
     for (int32_t key = 0; key < first; key++) {
-        float *const block = pool + (size_t)job->table[key / KV_BLOCK] * block_floats;
+        uint8_t *const block = pool + (size_t)job->table[key / KV_BLOCK] * job->block_bytes;
         const size_t at = (size_t)(key % KV_BLOCK);
-        for (size_t d = 0; d < (size_t)job->key_dim; d++) block[(at / 16 * (size_t)job->key_dim + d) * 16 + at % 16] = NAN;
+        for (size_t d = 0; d < (size_t)job->key_dim; d++) spoil(block, (at / 16 * (size_t)job->key_dim + d) * 16 + at % 16, job->half);
         for (size_t d = 0; d < (size_t)job->value_dim; d++) {
-            block[job->v_offset / 4 + (d / 16 * KV_BLOCK + at) * 16 + d % 16] = NAN;
+            spoil(block + job->v_offset, (d / 16 * KV_BLOCK + at) * 16 + d % 16, job->half);
         }
     }
 }
 
+/* Keys and values; halves are cut from floats of a size that both have, else 0. */
+static void fill_pool(uint8_t *pool, size_t count, bool half, enum content content) {
+    float *const from = half ? take(count * sizeof *from) : (float *)(void *)pool;
+    fill(from, (int32_t)count, 2, content == JUMPING ? ORDINARY : content);
+    for (size_t i = 0; half && i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &from[i], sizeof bits);
+        const uint32_t size = bits & 0x7fffffff, fits = size >= 113u << 23 && size < 142u << 23;
+        const uint16_t number = (uint16_t)((bits >> 16 & 0x8000) | (fits ? (size - (112u << 23)) >> 13 : size >> 13 & 0x3ff));
+        memcpy(pool + i * sizeof number, &number, sizeof number);
+    }
+    if (half) free(from);
+}
+
 static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content content) {
     const int32_t stride = (head_dim + 15) & ~15, blocks = (keys + KV_BLOCK - 1) / KV_BLOCK;
-    const size_t block_bytes = (size_t)KV_BLOCK * (size_t)(head_dim + stride) * 4;
+    const bool half = next_random() % 2;
+    const size_t number = half ? 2 : 4, block_bytes = (size_t)KV_BLOCK * (size_t)(head_dim + stride) * number;
     uint8_t *const pool = take(block_bytes * (size_t)blocks);
     int32_t table[16];
     float *q[ATTEND_TILE], *a[ATTEND_TILE], *b[ATTEND_TILE], sinks[ATTEND_TILE], biases[2 * 200 + 1];
     const int32_t span = next_random() % 2 ? 0 : 8 + random_below(193);
     const bool sink = next_random() % 2;
     const int32_t window = next_random() % 2 ? 0 : 1 + random_below(keys);
-    fill((float *)(void *)pool, (int32_t)(block_bytes / 4) * blocks, 2, content == JUMPING ? ORDINARY : content);
+    fill_pool(pool, block_bytes / number * (size_t)blocks, half, content);
     for (int32_t i = 0; i < blocks; i++) table[i] = blocks - 1 - i;
-    struct attend job = {.n = n, .pool = pool, .table = table, .block_bytes = block_bytes, .k_offset = 0,
-                         .v_offset = (size_t)KV_BLOCK * (size_t)head_dim * 4, .key_dim = head_dim,
+    struct attend job = {.n = n, .pool = pool, .half = half, .table = table, .block_bytes = block_bytes, .k_offset = 0,
+                         .v_offset = (size_t)KV_BLOCK * (size_t)head_dim * number, .key_dim = head_dim,
                          .value_dim = head_dim, .block_positions = KV_BLOCK, .bias_span = span,
                          .scale = content == JUMPING ? 50 : 0.3f}; /* 50: weights from 1 to the smallest exp gives */
     fill(biases, 2 * span + 1, 3, ORDINARY);
@@ -211,7 +233,7 @@ static void test_attend(int32_t head_dim, int32_t keys, int32_t n, enum content 
         compare("attend alone", a[j], b[j], (size_t)head_dim * 4 + 4, j, keys);
     }
     test_attend_blocks(&job, blocks, a, b);
-    spoil_unseen(&job, (float *)(void *)pool, block_bytes / 4);
+    spoil_unseen(&job, pool);
     tested->attend(&job, -1);
     for (int32_t j = 0; j < n; j++) compare("attend beside NaN", a[j], b[j], (size_t)head_dim * 4 + 4, n, keys);
     for (int32_t j = 0; j < n; j++) {

@@ -194,7 +194,7 @@ def bench(path: Path, plan: Plan, progress: Progress | None = None) -> Report:
     repeat after repeat, every thread count takes its turn. Read bandwidth is probed before and after each
     decoding. A file that is replaced meanwhile is refused."""
     identity = turns.identity(path)
-    description, price = describe(path), cost(path)
+    description, price = describe(path), cost(path, plan.options.get("kv_type", "f32"))
     n_prompt, n_decode = plan.lengths(description.config["context_length"])
     threads = plan.threads or [_default_threads(path)]
     peak_type = max(description.types, key=description.types.__getitem__)

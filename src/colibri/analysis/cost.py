@@ -14,7 +14,7 @@ from colibri.entries import Entry, entry_class, layer_heads
 from colibri.format import read_container
 from colibri.quantize import panel_bytes
 
-_KV_BYTES = 4  # the cache holds f32; values are padded to a multiple of 16 elements of a head
+_KV_BYTES = {"f32": 4, "f16": 2}  # values are padded to a multiple of 16 elements of a head
 _LANES = 16
 
 
@@ -41,13 +41,13 @@ class Cost:
         return n_ids * self.layers_flops + self.output_flops
 
 
-def cost(path: str | os.PathLike[str]) -> Cost:
+def cost(path: str | os.PathLike[str], kv_type: str = "f32") -> Cost:
     """The cost of a token of this model."""
     container = read_container(path)
-    return count(container.config, [entry for entry in container.entries if entry.kind != "blob"])
+    return count(container.config, [entry for entry in container.entries if entry.kind != "blob"], kv_type)
 
 
-def count(config: Config, tensors: list[Entry]) -> Cost:
+def count(config: Config, tensors: list[Entry], kv_type: str = "f32") -> Cost:
     """The same from a config and the entries of its tensors."""
     head = "embedding" if config["tied_output"] else "output"
     embedding_bytes = dense_bytes = output_bytes = output_flops = layers_flops = 0
@@ -76,9 +76,9 @@ def count(config: Config, tensors: list[Entry]) -> Cost:
         n_heads, width = layer_heads(config, number)
         key, value = (config["rope_dim"] + latent, latent) if latent else (width, width)
         if not config["mixer"][number]:
-            kv += n_heads * (key + -(-value // _LANES) * _LANES) * _KV_BYTES
+            kv += n_heads * (key + -(-value // _LANES) * _LANES) * _KV_BYTES[kv_type]
     lanes = -(-config["delta_value_dim"] // _LANES) * _LANES
-    state = recurrent * config["delta_heads"] * config["delta_key_dim"] * lanes * _KV_BYTES
+    state = recurrent * config["delta_heads"] * config["delta_key_dim"] * lanes * _KV_BYTES["f32"]
     return Cost(
         embedding_bytes, dense_bytes, experts_bytes, output_bytes, kv, state, layers_flops, output_flops
     )

@@ -88,6 +88,7 @@ class Plan:
     expert_slots: int  # 0: experts are read where the file is mapped, or from the copy of it
     expert_policy: str
     lanes: int
+    kv_type: str
     threads: int
     context: int
     max_batch: int
@@ -125,6 +126,7 @@ def plan(
     expert_policy: str | None = None,
     lanes: int | None = None,
     prefetch: bool | None = None,
+    kv_type: str = "f32",
     type: str | None = None,
     experts: str | None = None,
     dense: str | None = None,
@@ -150,6 +152,7 @@ def plan(
         expert_policy=expert_policy,
         lanes=lanes,
         prefetch=prefetch,
+        kv_type=kv_type,
     )
     file = resolve(
         path,
@@ -181,7 +184,7 @@ def _plan(path: Path, opened: Opened, chosen: Opening, measure: bool, hit_rate: 
         categories["weights_mapped"] = 0
     demand, n_decoding = _demand(opened.config)
     hits = hit_rate or _uniform(demand, n_decoding)
-    price = cost(path)
+    price = cost(path, chosen.kv_type)
     speeds = _measure(path, params, found.slot_bytes) if measure else None
     fits = available is None or categories["weights_mapped"] <= available
     expected = hits(params.expert_slots) if kind == "streamed" else None
@@ -191,6 +194,7 @@ def _plan(path: Path, opened: Opened, chosen: Opening, measure: bool, hit_rate: 
         expert_slots=params.expert_slots,
         expert_policy=next(name for name, at in POLICIES.items() if at == params.expert_policy),
         lanes=params.lanes,
+        kv_type=chosen.kv_type,
         threads=params.threads,
         context=params.context,
         max_batch=params.max_batch,

@@ -12,6 +12,7 @@ import typer
 from colibri.cli.report import (
     ExpertPolicy,
     ExpertSlots,
+    KvType,
     LockMemory,
     MemoryLimit,
     NumaNode,
@@ -73,6 +74,7 @@ def evaluate_model(
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
     prefetch: Prefetch = None,
+    kv_type: KvType = "f32",
     pin: PinThreads = False,
     numa: NumaNode = None,
     mlock: LockMemory = False,
@@ -92,6 +94,7 @@ def evaluate_model(
         "expert_policy": expert_policy,
         "lanes": lanes,
         "prefetch": prefetch,
+        "kv_type": kv_type,
         "pin": pin,
         "numa": numa,
         "mlock": mlock,

@@ -15,6 +15,7 @@ from colibri.cli.report import (
     ExpertPolicy,
     ExpertSlots,
     ExpertsType,
+    KvType,
     MemoryLimit,
     OutputType,
     Prefetch,
@@ -54,6 +55,7 @@ def plan_model(
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
     prefetch: Prefetch = None,
+    kv_type: KvType = "f32",
     type: Annotated[
         str | None,
         typer.Option(
@@ -86,6 +88,7 @@ def plan_model(
         expert_policy=expert_policy,
         lanes=lanes,
         prefetch=prefetch,
+        kv_type=kv_type,
     )
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
     file = resolve_model(model, types, requantize)
@@ -102,6 +105,7 @@ def plan_model(
             expert_policy=expert_policy,
             lanes=lanes,
             prefetch=prefetch,
+            kv_type=kv_type,
             measure=measure,
         )
     if as_json:

@@ -15,6 +15,7 @@ import typer
 from colibri.cli.report import (
     ExpertPolicy,
     ExpertSlots,
+    KvType,
     LockMemory,
     MemoryLimit,
     NumaNode,
@@ -63,6 +64,7 @@ def profile_model(
     expert_policy: ExpertPolicy = None,
     lanes: ReadLanes = None,
     prefetch: Prefetch = None,
+    kv_type: KvType = "f32",
     pin: PinThreads = False,
     numa: NumaNode = None,
     mlock: LockMemory = False,
@@ -94,6 +96,7 @@ def profile_model(
         expert_policy=expert_policy,
         lanes=lanes,
         prefetch=prefetch,
+        kv_type=kv_type,
         pin=pin,
         numa=numa,
         mlock=mlock,

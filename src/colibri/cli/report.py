@@ -78,6 +78,12 @@ Prefetch = Annotated[
         show_default=False,
     ),
 ]
+KvType = Annotated[
+    str,
+    typer.Option(
+        "--kv-type", metavar="TYPE", help="Of the KV cache: f32, or f16, which is rounded and half as large."
+    ),
+]
 PinThreads = Annotated[
     bool, typer.Option("--pin", help="Keep each thread but the first on a physical core of its own.")
 ]
