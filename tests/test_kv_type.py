@@ -1,5 +1,5 @@
-"""A KV cache of halves: the bits are the same everywhere, the memory is half, logits are those of keys and values
-rounded to the nearest half."""
+"""A KV cache of halves: the same bits everywhere, half the memory, logits of keys and values that are rounded
+to the nearest half."""
 
 import itertools
 from collections.abc import Callable
