@@ -168,10 +168,8 @@ static void grouped_rows(struct chunk *c, struct attention_work *work) {
     int32_t n = 0;
     if (work->asks) c->products[n++] = product(&w->q, &c->h, NULL, c->n, c->q, q_width);
     if (work->asks && c->config->attn_gate) c->products[n++] = product(&w->gate, &c->h, NULL, c->n, c->gate, q_width);
-    if (work->writes) {
-        c->products[n++] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
-        c->products[n++] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
-    }
+    if (work->writes) c->products[n++] = product(&w->k, &c->h, NULL, c->n, c->k, kv_width);
+    if (work->writes) c->products[n++] = product(&w->v, &c->h, NULL, c->n, c->v, kv_width);
     product_run(c, n);
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_QKV);
     threads_run(c->threads, prepare_item, work, c->n, 4 * row_bytes(c->n, (int64_t)(q_width + 2 * kv_width)));
