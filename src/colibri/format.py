@@ -352,14 +352,17 @@ def _brief(entry: Entry) -> str:
     return f"{entry.kind} {entry.name} [{entry.rows}, {entry.cols}] {types} of {entry.bytes} bytes"
 
 
-def read_entry(container: Container, name: str) -> bytes:
-    """All bytes of one entry, checked against its checksum."""
-    entry = next((entry for entry in container.entries if entry.name == name), None)
-    if entry is None:
-        raise ModelFileError(f"{container.path} has no entry {name!r}.")
+def read_entry(container: Container, which: str | Entry) -> bytes:
+    """All bytes of one entry, or of that name, checked against its checksum."""
+    entry = which
+    if isinstance(entry, str):
+        found = next((one for one in container.entries if one.name == which), None)
+        if found is None:
+            raise ModelFileError(f"{container.path} has no entry {which!r}.")
+        entry = found
     data = b"".join(_chunks(container, entry))
     if zlib.crc32(data) != entry.crc:
-        raise ModelFileError(f"{container.path}: {name} does not match its checksum; the file is damaged.")
+        raise ModelFileError(f"{container.path}: {entry.name} does not match its checksum; it is damaged.")
     return data
 
 

@@ -141,7 +141,7 @@ def describe_model(
             _, layer, _, expert = entry.name.split(".")
             expert_bytes[int(layer), int(expert)] = aligned(entry.bytes, PAGE)
     end = min(entry.offset for entry in container.entries)
-    told = {"name": model.path.name, "sha256": _head_hash(model.path, end), "bytes": container.bytes}
+    told = {"name": model.path.name, "sha256": head_hash(model.path, end), "bytes": container.bytes}
     header = Header(
         told,
         config["n_layers"],
@@ -154,7 +154,7 @@ def describe_model(
     return header, expert_bytes
 
 
-def _head_hash(path: Path, end: int) -> str:
+def head_hash(path: Path, end: int) -> str:
     """Of everything before the first tensor: config and directory, with the checksums of all data."""
     try:
         with path.open("rb") as file:

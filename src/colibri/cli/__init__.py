@@ -23,6 +23,7 @@ from colibri.cli.evaluate import evaluate_model
 from colibri.cli.inspect import inspect_model
 from colibri.cli.plan import plan_model
 from colibri.cli.profile import profile_model
+from colibri.cli.prune import prune_model
 from colibri.cli.replay import replay_trace
 from colibri.cli.report import for_command_line
 from colibri.cli.run import run_model
@@ -50,6 +51,7 @@ app.command("profile")(profile_model)
 app.command("trace")(trace_model)
 app.command("replay")(replay_trace)
 app.command("eval")(evaluate_model)
+app.command("prune")(prune_model)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,9 +1,10 @@
 """Files of texts that commands are given.
 
-Owns: reading them, and the options that say which. Refuses: JSON Lines (colibri.analysis.recording)."""
+Owns: reading them, the options that say which, and shares. Refuses: JSON Lines (analysis.recording)."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,6 +54,21 @@ def passages(
     if not found:
         raise typer.BadParameter("no text: give files with --text or --jsonl")
     return found
+
+
+def file_passages(path: Path, field: str, source_field: str | None) -> list[Passage]:
+    """Of one file: JSON Lines if its name ends with .jsonl, else one text."""
+    if path.suffix == ".jsonl":
+        return passages(None, [path], field, source_field)
+    return passages([path], None, field, None)
+
+
+def share(name: str, given: str) -> float:
+    """ "75%" is 0.75."""
+    with contextlib.suppress(ValueError):
+        if given.endswith("%") and 0 < (found := float(given[:-1]) / 100) < 1:
+            return found
+    raise ArgumentError(f"{name}: expected a share above 0% and below 100%, such as 75%, found {given!r}")
 
 
 def read_text(path: Path) -> str:
