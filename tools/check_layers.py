@@ -90,7 +90,7 @@ PYTHON: Table = [
     ("chat", "normalizer", "byte_letters"),
     ("format",),
     ("layout",),
-    ("entries",),
+    ("entries", "expert_bits"),
     ("config",),
     ("quantize",),
     ("panels",),

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from colibri.cli.bench import bench_model
+from colibri.cli.bits import propose_bits
 from colibri.cli.cache import show_cache
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.evaluate import evaluate_model
@@ -52,6 +53,7 @@ app.command("trace")(trace_model)
 app.command("replay")(replay_trace)
 app.command("eval")(evaluate_model)
 app.command("prune")(prune_model)
+app.command("bits")(propose_bits)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,7 @@ Owns: options and the summary. Refuses: deciding what a checkpoint means (colibr
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,9 @@ from colibri.cli.report import (
     for_command_line,
     note,
     progress_bar,
+    resolve_model,
 )
+from colibri.cli.texts import file_passages
 from colibri.errors import ArgumentError
 
 
@@ -61,6 +64,19 @@ def convert_checkpoint(
         ),
     ] = None,
     requantize: Requantize = False,
+    expert_bits: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Types expert by expert: a plan of colibri bits; SOURCE may be .colibri.",
+        ),
+    ] = None,
+    eval: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --expert-bits: perplexity on this text, or .jsonl, before and after."
+        ),
+    ] = None,
     explained: Annotated[
         bool,
         typer.Option(
@@ -74,7 +90,13 @@ def convert_checkpoint(
     Matrices of a GGUF file stay as they are stored where a type here holds them without loss.
     """
     from colibri.convert import convert, explain
+    from colibri.expert_bits import read_plan
+    from colibri.format import is_container
 
+    if explained and expert_bits is not None:
+        raise ArgumentError("expert_bits has no effect with --explain")
+    if eval is not None and expert_bits is None:
+        raise ArgumentError("eval has no effect without --expert-bits")
     if explained:
         found = explain(
             source, type, experts=experts, dense=dense, output=output, context=context, requantize=requantize
@@ -85,6 +107,15 @@ def convert_checkpoint(
         raise ArgumentError("as_json has no effect without --explain")
     if out is None:
         raise ArgumentError("OUT is missing: give the name of the .colibri file to write, or --explain")
+    plan = None if expert_bits is None else read_plan(expert_bits)
+    types = {"type": type, "experts": experts, "dense": dense, "output": output}
+    if plan is not None and is_container(source):
+        others = types | {"context": context, "requantize": requantize or None}
+        for name, value in others.items():
+            if value is not None:
+                raise ArgumentError(f"{name}={value!r} has no effect on a .colibri file: only experts change")
+        _requantize(source, out, plan, eval)
+        return
     try:
         with progress_bar(source.name) as progress:
             report = convert(
@@ -97,6 +128,7 @@ def convert_checkpoint(
                 context=context,
                 requantize=requantize,
                 progress=progress,
+                expert_bits=plan,
             )
     except KeyboardInterrupt:
         note("colibri: stopped; nothing was written")
@@ -105,3 +137,31 @@ def convert_checkpoint(
     for remark in remarks + report.error_notes():
         note(f"note: {for_command_line(remark, {'context': '--context'})}")
     note(f"{report.path}: {bytes_text(report.bytes)}, {report.type}, {report.seconds:.1f} s")
+    if eval is not None:
+        _compare(resolve_model(str(source), types, requantize), report.path, eval)
+
+
+def _requantize(source: Path, out: Path, plan: Mapping[str, list[str]], eval: Path | None) -> None:
+    from colibri.analysis.bits import requantize
+
+    try:
+        with progress_bar(source.name) as progress:
+            size = requantize(source, out, plan, progress)
+    except KeyboardInterrupt:
+        note("colibri: stopped; nothing was written")
+        raise typer.Exit(130) from None
+    note(f"{out}: {bytes_text(size)}, was {bytes_text(source.stat().st_size)}")
+    if eval is not None:
+        _compare(source, out, eval)
+
+
+def _compare(before: Path, after: Path, texts: Path) -> None:
+    """Perplexity of both; before: with one type for all experts."""
+    from colibri.cli.evaluate import measured
+    from colibri.engine import load
+
+    passages, found = file_passages(texts, "text", None), []
+    for path in (before, after):
+        with load(path) as model:
+            found.append(measured(model, passages).perplexity)
+    print(f"perplexity       {found[0]:.4f} before, {found[1]:.4f} after")

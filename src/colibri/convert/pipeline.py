@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from colibri.convert.source import open_source
 from colibri.convert.tensors import pattern_of, scales_of
 from colibri.convert.types import is_rounded, is_searched
 from colibri.entries import Entry, bytes_by_class, entry_class, weight_types
-from colibri.errors import ConversionError, ModelIOError
+from colibri.errors import ArgumentError, ConversionError, ModelIOError
 from colibri.format import Writer, is_container
 from colibri.quantize import KEPT, block_rows, pack, unpack
 
@@ -84,6 +84,7 @@ def convert(
     planned: Callable[[int], object] | None = None,
     overwrite: bool = True,
     require_tokenizer: bool = True,
+    expert_bits: Mapping[str, list[str]] | None = None,
 ) -> ConversionReport:
     """Converts a Hugging Face directory to f32, bf16, q8 (the default), q6 or q4; or a GGUF file, whose
     matrices stay as they are stored where a type here holds them without loss (the default).
@@ -99,10 +100,13 @@ def convert(
     overwrite: an existing .colibri file is replaced, atomically and only by a complete one; another kind of
     file is never replaced. require_tokenizer: False allows a checkpoint without tokenizer.json, whose file
     can then only be evaluated by ids.
+    expert_bits: the type of each expert, by layer (colibri.expert_bits.read_plan), in place of `experts`.
     """
     started = time.perf_counter()
     weight_types(type, experts=experts, dense=dense, output=output)  # wrong ones are told first
-    request = Request(type, experts, dense, output, context, requantize, require_tokenizer)
+    request = Request(type, experts, dense, output, context, requantize, require_tokenizer, expert_bits)
+    if expert_bits is not None and experts is not None:
+        raise ArgumentError(f"experts={experts!r} has no effect: expert_bits says the type of each expert")
     checkpoint = open_source(Path(source))
     _check_output(Path(out), checkpoint, overwrite)
     replaced = [f"{out} was there before and is replaced"] if Path(out).exists() else []

@@ -6,7 +6,7 @@ What is wrong with a source is said by the module that sees it; writing is pipel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from colibri.convert.trial import open_head, read_texts
 from colibri.convert.types import EntryTypes, check_types, chosen_types, entry_types
 from colibri.entries import Entry, WeightTypes, expected_entries
 from colibri.errors import ArgumentError, ConversionError, ModelFileError
+from colibri.expert_bits import types_by_entry
 from colibri.layout import lay_out
 from colibri.quantize import KEPT
 
@@ -46,6 +47,7 @@ class Request:
     context: int | None = None
     requantize: bool = False
     require_tokenizer: bool = True
+    expert_bits: Mapping[str, list[str]] | None = None  # types by layer and expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,9 @@ def prepare(checkpoint: Checkpoint, request: Request, read: ReadRows) -> Plan:
     entries = list(layout.entries[: layout.n_tensors])
     views, left_out = resolve(checkpoint, names, experts, entries, full, decoder, forms)
     types = entry_types(chosen, entries, views)
+    if request.expert_bits is not None:
+        planned = types_by_entry(request.expert_bits, full)
+        types = replace(types, stored={**types.stored, **planned})
     entries = expected_entries(full, types)
     stored = check_types(entries, views, request.requantize)
     notes += _stored_otherwise(views, chosen, stored) + _left_out(left_out)
