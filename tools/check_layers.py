@@ -49,6 +49,7 @@ PYTHON: Table = [
     ("cli/",),
     ("server/",),
     ("__init__",),
+    ("lm_eval",),
     ("analysis/",),
     ("async_engine",),
     ("profiling",),
