@@ -19,7 +19,7 @@ import numpy as np
 
 import colibri
 from colibri._native import Ids
-from colibri.analysis.recording import describe_model
+from colibri.analysis.recording import describe_model, recorded
 from colibri.analysis.trace_writer import TraceWriter
 
 KINDS = ("without", "traced", "with logits")
@@ -32,10 +32,9 @@ def traced(model: colibri.Model, kind: str, file: Path) -> Iterator[None]:
         yield
         return
     header, sizes = describe_model(model, (), kind == "with logits")
-    with TraceWriter(file, header, sizes) as writer:
-        with model.observe(routing=writer.observe):
-            yield
-        writer.end_sequence(np.zeros(model.context, np.int32), n_prompt=1)
+    with TraceWriter(file, header, sizes) as writer, recorded(model, kind == "with logits") as take:
+        yield
+        writer.add_sequence(take(), n_prompt=1)
 
 
 def prompt_us(model: colibri.Model, ids: Ids) -> float:

@@ -25,7 +25,7 @@ static void prepare_heads(const struct attention_work *work, int32_t row, float 
     const size_t at = rotates ? chunk_rope_at(c, row) : 0;
     if (bias != NULL) kernels->add_scaled(heads, bias, 1, width);
     if (norm != NULL && config->qk_norm == 2) kernels->rms_norm(heads, heads, norm, width, config->norm_eps);
-    if (config->qkv_clip > 0) kernels->clamp(heads, config->qkv_clip, width);
+    if (config->qkv_clip > 0) kernels->clamp(heads, -config->qkv_clip, config->qkv_clip, width);
     for (int32_t h = 0; h < n_heads; h++, heads += dim) {
         if (norm != NULL && config->qk_norm != 2) kernels->rms_norm(heads, heads, norm, dim, config->norm_eps);
         if (rotates) kernels->rotate(heads, c->rope_cosine + at, c->rope_sine + at, config_rope_dim(config, c->layer));
@@ -67,7 +67,7 @@ static void prepare_item(void *argument, int32_t row, UNUSED int32_t worker) {
     if (!work->writes) return;
     prepare_heads(work, row, k, kv_heads, w->k_bias, w->k_norm);
     if (w->v_bias != NULL) c->kernels->add_scaled(v, w->v_bias, 1, (int32_t)kv_width);
-    if (config->qkv_clip > 0) c->kernels->clamp(v, config->qkv_clip, (int32_t)kv_width);
+    if (config->qkv_clip > 0) c->kernels->clamp(v, -config->qkv_clip, config->qkv_clip, (int32_t)kv_width);
     for (int32_t h = 0; h < kv_heads; h++) {
         float *const value = v + (size_t)h * dim;
         if (config->value_norm) c->kernels->rms_norm(value, value, NULL, (int32_t)dim, config->norm_eps);
@@ -180,13 +180,9 @@ static void grouped_rows(struct chunk *c, struct attention_work *work) {
 static struct attention_work work_of(const struct chunk *c, bool cross, bool written) {
     const bool encoder = c->layer < c->config->n_encoder_layers;
     return (struct attention_work){
-        .chunk = c,
-        .weights = cross ? &chunk_layer(c)->cross : &chunk_layer(c)->self,
-        .source = cross || encoder,
-        .asks = !written,
-        .writes = !cross || written,
+        .chunk = c, .weights = cross ? &chunk_layer(c)->cross : &chunk_layer(c)->self, .parts = chunk_attend_parts(c->config, c->layer),
+        .source = cross || encoder, .asks = !written, .writes = !cross || written,
         .bias = cross ? NULL : encoder ? c->model->encoder_attn_bias : c->model->attn_bias,
-        .parts = chunk_attend_parts(c->config, c->layer),
     };
 }
 

@@ -101,101 +101,88 @@ static int32_t read_fields(const uint8_t *data, uint64_t bytes, const struct fie
     return COLIBRI_OK;
 }
 
-/* How the groups of experts fit the rest: the groups in use must hold enough experts to choose from. */
-static const char *group_fault(const struct config *c) {
-    if (c->n_expert_groups == 0) return c->n_groups_used || c->group_score ? "n_expert_groups is 0 but groups are in use" : NULL;
-    if (c->n_groups_used < 1 || c->n_groups_used >= c->n_expert_groups) return "n_groups_used is not below n_expert_groups";
-    if (c->router_bias && c->group_score == 0) return "router_bias needs group_score 1";
+/* What the layers say together: the fewest experts of one that has any (else INT32_MAX), the widest head, and whether there is one … */
+struct layers_say {
+    int32_t fewest, widest;
+    bool dense, stateful, uneven_heads, odd_rope, strange_set, own_heads; /* … that is or has this */
+    bool uneven_groups, small_groups, single_groups;
+};
+
+static struct layers_say ask_layers(const struct config *c) {
+    struct layers_say say = {.fewest = INT32_MAX};
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
-        const int32_t size = c->n_experts[layer] / c->n_expert_groups;
-        if (c->n_experts[layer] == 0) continue;
-        if (size * c->n_expert_groups != c->n_experts[layer]) return "n_experts is not a multiple of n_expert_groups";
-        if (size * c->n_groups_used < c->n_experts_used) return "the groups used hold fewer experts than n_experts_used";
-        if (size == 1 && c->group_score == 1) return "group_score 1 needs groups of two experts or more";
+        const int32_t n = c->n_experts[layer], dim = config_head_dim(c, layer), set = c->rope_set[layer];
+        say.widest = dim > say.widest ? dim : say.widest;
+        say.stateful |= c->mixer[layer] == 1;
+        say.uneven_heads |= c->n_heads % config_kv_heads(c, layer) != 0;
+        say.odd_rope |= config_rope_dim(c, layer) % 2 != 0;
+        say.strange_set |= set == 2 ? c->kv_latent_dim > 0 : set >= c->rope_sets;
+        say.own_heads |= c->own_head_dim[layer] > 0 || c->own_kv_heads[layer] > 0;
+        say.dense |= n == 0;
+        if (n > 0 && n < say.fewest) say.fewest = n;
+        if (n == 0 || c->n_expert_groups == 0) continue;
+        const int32_t size = n / c->n_expert_groups;
+        say.uneven_groups |= size * c->n_expert_groups != n;
+        say.small_groups |= size * c->n_groups_used < c->n_experts_used;
+        say.single_groups |= size == 1;
     }
-    return NULL;
-}
-
-static const char *router_fault(const struct config *c) {
-    const bool biased = c->router_bias || c->n_expert_groups;
-    const bool linear = !c->expert_bias && !c->ffn_ungated && !(c->ffn_limit > 0) && !(c->ffn_cubic > 0) && c->ffn_up_offset == 0;
-    if (c->router_near > 0 && (c->router_score || biased)) return "router_near goes without router_score, router_bias and n_expert_groups";
-    if (c->router_score == 2 && biased) return "router_score 2 goes without router_bias and n_expert_groups";
-    if (c->router_on_input && !linear) return "router_on_input goes without expert_bias, ffn_ungated, ffn_limit, ffn_cubic and ffn_up_offset";
-    const bool beside = c->post_norm && !c->layer_norm && c->n_ff > 0 && !c->n_ff_shared && !c->expert_bias;
-    if (c->parallel_dense && !beside) return "parallel_dense needs post_norm and n_ff, and goes without layer_norm, n_ff_shared and expert_bias";
-    if (c->layer_scale && !c->post_norm) return "layer_scale needs post_norm";
-    return group_fault(c);
-}
-
-static const char *latent_fault(const struct config *c) {
-    const bool companions = c->q_latent_dim || c->value_dim || c->latent_norm_eps > 0;
-    if (c->kv_latent_dim == 0) return companions ? "kv_latent_dim is 0 but its companions are set" : NULL;
-    if (c->n_kv_heads != 1) return "kv_latent_dim needs n_kv_heads 1";
-    if (c->value_dim == 0) return "kv_latent_dim needs a value_dim";
-    if (c->rope_dim == c->head_dim) return "kv_latent_dim needs a head_dim above rope_dim";
-    if (c->rope_dim + c->kv_latent_dim > 1024) return "rope_dim and kv_latent_dim make more than 1024";
-    const bool more = c->qk_norm || c->value_norm || c->qkv_clip > 0 || c->attn_qkv_bias;
-    return more ? "kv_latent_dim goes without qk_norm, value_norm, qkv_clip and attn_qkv_bias" : NULL;
-}
-
-static const char *encoder_fault(const struct config *c) {
-    if (c->sinusoids && c->n_embd % 2 != 0) return "sinusoids need an even n_embd";
-    if (c->attn_bias_span && c->attn_bias_span < 8) return "attn_bias_span is below 8";
-    if (c->expert_capacity && c->n_encoder_layers == 0) return "expert_capacity needs n_encoder_layers";
-    if (c->n_encoder_layers >= c->n_layers) return "n_encoder_layers leaves no layer";
-    const bool more = c->rope_dim || c->kv_latent_dim || c->delta_heads;
-    return c->n_encoder_layers && more ? "n_encoder_layers goes without rope_dim, kv_latent_dim and mixer 1" : NULL;
-}
-
-static const char *delta_fault(const struct config *c) {
-    bool used = false;
-    const int32_t sizes[] = {c->delta_heads, c->delta_key_heads, c->delta_value_dim, c->conv_width, c->delta_key_dim};
-    for (int32_t layer = 0; layer < c->n_layers; layer++) used = used || c->mixer[layer] == 1;
-    for (int i = 0; i < 5; i++) {
-        if ((sizes[i] > 0) == used || (used && i == 4)) continue;
-        return "mixer 1 goes with delta_heads, delta_key_heads, delta_value_dim and conv_width, and delta_key_dim with mixer 1";
-    }
-    if (c->delta_key_dim == 0 && c->delta_value_dim > 1) return "delta_value_dim is above 1 but delta_key_dim is 0";
-    if (c->attn_gate && c->kv_latent_dim) return "kv_latent_dim goes without attn_gate";
-    return used && c->delta_heads % c->delta_key_heads ? "delta_heads is not a multiple of delta_key_heads" : encoder_fault(c);
-}
-
-/* How heads that differ from layer to layer fit the rest. */
-static const char *head_fault(const struct config *c) {
-    int32_t widest = 0;
-    for (int32_t layer = 0; layer < c->n_layers; layer++) {
-        const int32_t dim = config_head_dim(c, layer), set = c->rope_set[layer];
-        widest = dim > widest ? dim : widest;
-        if (c->n_heads % config_kv_heads(c, layer) != 0) return "n_heads is not a multiple of a layer's key and value heads";
-        if (config_rope_dim(c, layer) % 2 != 0) return "rope_dim, or what a layer's head has of it, is odd";
-        if (set == 2 ? c->kv_latent_dim > 0 : set >= c->rope_sets) return "a layer's rope_set does not fit rope_sets or kv_latent_dim";
-        if ((c->kv_latent_dim || c->n_encoder_layers) && (c->own_head_dim[layer] || c->own_kv_heads[layer])) {
-            return "own_head_dim and own_kv_heads go without kv_latent_dim and n_encoder_layers";
-        }
-    }
-    return c->rope_dim > widest ? "rope_dim is larger than every head" : NULL;
+    return say;
 }
 
 /* How fields must fit together. */
-static int32_t check_relations(const struct config *config, colibri_error *error) {
-    const char *fault = NULL;
-    bool dense = false;
-    int32_t fewest = INT32_MAX;
-    for (int32_t layer = 0; layer < config->n_layers; layer++) {
-        if (config->n_experts[layer] == 0) dense = true;
-        else if (config->n_experts[layer] < fewest) fewest = config->n_experts[layer];
+static int32_t check_relations(const struct config *c, colibri_error *error) {
+    const struct layers_say say = ask_layers(c);
+    const bool routed = say.fewest < INT32_MAX, grouped = c->n_expert_groups > 0, biased = c->router_bias || grouped;
+    const bool latent = c->kv_latent_dim > 0, encoder = c->n_encoder_layers > 0;
+    const bool linear = !c->expert_bias && !c->ffn_ungated && !(c->ffn_limit > 0) && !(c->ffn_cubic > 0) && c->ffn_up_offset == 0;
+    const bool beside = c->post_norm && !c->layer_norm && c->n_ff > 0 && !c->n_ff_shared && !c->expert_bias;
+    const bool states = c->delta_heads && c->delta_key_heads && c->delta_value_dim && c->conv_width;
+    const bool some = c->delta_heads || c->delta_key_heads || c->delta_value_dim || c->conv_width || c->delta_key_dim;
+    const struct { bool found; const char *text; } faults[] = {
+        {c->n_vocab_used > c->n_vocab, "n_vocab_used is larger than n_vocab"},
+        {say.dense && c->n_ff == 0, "a layer is dense but n_ff is 0"},
+        {routed && c->n_ff_expert == 0, "a layer has experts but n_ff_expert is 0"},
+        {routed && c->n_experts_used == 0, "a layer has experts but n_experts_used is 0"},
+        {c->n_experts_used > say.fewest, "n_experts_used is larger than a layer's n_experts"},
+        {c->shared_gate && c->n_ff_shared == 0, "shared_gate is set but n_ff_shared is 0"},
+        {say.uneven_heads, "n_heads is not a multiple of a layer's key and value heads"},
+        {say.odd_rope, "rope_dim, or what a layer's head has of it, is odd"},
+        {say.strange_set, "a layer's rope_set does not fit rope_sets or kv_latent_dim"},
+        {(latent || encoder) && say.own_heads, "own_head_dim and own_kv_heads go without kv_latent_dim and n_encoder_layers"},
+        {c->rope_dim > say.widest, "rope_dim is larger than every head"},
+        {c->router_near > 0 && (c->router_score || biased), "router_near goes without router_score, router_bias and n_expert_groups"},
+        {c->router_score == 2 && biased, "router_score 2 goes without router_bias and n_expert_groups"},
+        {c->router_on_input && !linear, "router_on_input goes without expert_bias, ffn_ungated, ffn_limit, ffn_cubic and ffn_up_offset"},
+        {c->parallel_dense && !beside, "parallel_dense needs post_norm and n_ff, and goes without layer_norm, n_ff_shared and expert_bias"},
+        {c->layer_scale && !c->post_norm, "layer_scale needs post_norm"},
+        {!grouped && (c->n_groups_used || c->group_score), "n_expert_groups is 0 but groups are in use"},
+        {grouped && (c->n_groups_used < 1 || c->n_groups_used >= c->n_expert_groups), "n_groups_used is not below n_expert_groups"},
+        {grouped && c->router_bias && c->group_score == 0, "router_bias needs group_score 1"},
+        {say.uneven_groups, "n_experts is not a multiple of n_expert_groups"},
+        {say.small_groups, "the groups used hold fewer experts than n_experts_used"},
+        {say.single_groups && c->group_score, "group_score 1 needs groups of two experts or more"},
+        {!latent && (c->q_latent_dim || c->value_dim || c->latent_norm_eps > 0), "kv_latent_dim is 0 but its companions are set"},
+        {latent && c->n_kv_heads != 1, "kv_latent_dim needs n_kv_heads 1"},
+        {latent && c->value_dim == 0, "kv_latent_dim needs a value_dim"},
+        {latent && c->rope_dim == c->head_dim, "kv_latent_dim needs a head_dim above rope_dim"},
+        {latent && c->rope_dim + c->kv_latent_dim > 1024, "rope_dim and kv_latent_dim make more than 1024"},
+        {latent && (c->qk_norm || c->value_norm || c->qkv_clip > 0 || c->attn_qkv_bias),
+         "kv_latent_dim goes without qk_norm, value_norm, qkv_clip and attn_qkv_bias"},
+        {latent && c->attn_gate, "kv_latent_dim goes without attn_gate"},
+        {say.stateful ? !states : some,
+         "mixer 1 goes with delta_heads, delta_key_heads, delta_value_dim and conv_width, and delta_key_dim with mixer 1"},
+        {c->delta_key_dim == 0 && c->delta_value_dim > 1, "delta_value_dim is above 1 but delta_key_dim is 0"},
+        {c->delta_key_heads > 0 && c->delta_heads % c->delta_key_heads != 0, "delta_heads is not a multiple of delta_key_heads"},
+        {c->sinusoids && c->n_embd % 2 != 0, "sinusoids need an even n_embd"},
+        {c->attn_bias_span > 0 && c->attn_bias_span < 8, "attn_bias_span is below 8"},
+        {c->expert_capacity > 0 && !encoder, "expert_capacity needs n_encoder_layers"},
+        {c->n_encoder_layers >= c->n_layers, "n_encoder_layers leaves no layer"},
+        {encoder && (c->rope_dim || latent || c->delta_heads), "n_encoder_layers goes without rope_dim, kv_latent_dim and mixer 1"},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        FAIL_IF(faults[i].found, error, FORMAT, "config: %s; convert the model again", faults[i].text);
     }
-    if (config->n_vocab_used > config->n_vocab) fault = "n_vocab_used is larger than n_vocab";
-    else if (dense && config->n_ff == 0) fault = "a layer is dense but n_ff is 0";
-    else if (fewest != INT32_MAX && config->n_ff_expert == 0) fault = "a layer has experts but n_ff_expert is 0";
-    else if (fewest != INT32_MAX && config->n_experts_used == 0) fault = "a layer has experts but n_experts_used is 0";
-    else if (config->n_experts_used > fewest) fault = "n_experts_used is larger than a layer's n_experts";
-    else if (config->shared_gate && config->n_ff_shared == 0) fault = "shared_gate is set but n_ff_shared is 0";
-    else if ((fault = head_fault(config)) == NULL && (fault = router_fault(config)) == NULL && (fault = latent_fault(config)) == NULL)
-        fault = delta_fault(config);
-    if (fault == NULL) return COLIBRI_OK;
-    return status_fail(error, COLIBRI_ERROR_FORMAT, "config: %s; convert the model again", fault);
+    return COLIBRI_OK;
 }
 
 int32_t config_parse(const uint8_t *data, uint64_t bytes, struct config *config, colibri_error *error) {

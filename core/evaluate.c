@@ -79,6 +79,10 @@ static int32_t run_chunks(colibri_context *context, const colibri_input *inputs,
         const int32_t end = context->lengths_before[inputs[i].sequence] + inputs[i].n_ids;
         c->total += (uint64_t)(end - context->cache.valid[first + inputs[i].sequence]) * (uint64_t)n_layers;
     }
+    const colibri_recording *const r = context->recording;
+    FAIL_IF(r != NULL && (uint64_t)(r->max_rows - r->n_rows) * (uint64_t)n_layers < c->total, &context->error, ARGUMENT,
+            "recording: %d of %d rows are taken and %d more may come; take out what is there, or give more room", r->n_rows, r->max_rows,
+            (int32_t)(c->total / (uint64_t)n_layers));
     for (int32_t at = 0; at < n_inputs;) {
         next_chunk(context, inputs, n_inputs, first, &at);
         TRY(forward(c, first > 0, &context->error));
@@ -100,11 +104,13 @@ static int32_t evaluate(colibri_context *context, const colibri_input *inputs, i
         memcpy(cache_ids(&context->cache, held) + before, inputs[i].ids, (size_t)inputs[i].n_ids * sizeof *inputs[i].ids);
     }
     context->evaluating = true;
-    profile_begin(&context->chunk.profile, context->profile, &context->threads);
+    colibri_recording none = {0}, *const recording = context->recording == NULL ? &none : context->recording, recorded = *recording;
+    profile_begin(&context->chunk.profile, context->profile, context->recording, &context->threads);
     const int32_t status = run_chunks(context, inputs, n_inputs, first, observer);
     context->evaluating = false;
     if (status == COLIBRI_OK) return COLIBRI_OK;
     if (status == COLIBRI_ERROR_CANCELLED) status_fail(&context->error, status, "evaluation was cancelled; the sequences are as before it");
+    *recording = recorded;
     experts_settle(&context->experts);
     atomic_store(&context->cancelled, false); /* a cancellation is spent by the evaluation that it ends */
     for (int32_t i = 0; i < n_inputs; i++) {
@@ -130,6 +136,15 @@ int32_t colibri_measure(colibri_context *context, const colibri_profile *profile
     FAIL_IF(profile != NULL && (profile->phase_ns == NULL || profile->wait_ns == NULL || (profile->expert_ns == NULL &&
             info->n_experts > 0)), &context->error, ARGUMENT, "profile: expected arrays for all times, found NULL");
     context->profile = profile;
+    return COLIBRI_OK;
+}
+
+int32_t colibri_record(colibri_context *context, colibri_recording *r) {
+    TRY(check_idle(context));
+    FAIL_IF(r != NULL && (r->max_rows < 1 || r->chunks == NULL || r->ids == NULL || r->positions == NULL || r->sequences == NULL ||
+            r->experts == NULL || r->weights == NULL || r->visit_ns == NULL || r->visit_read == NULL), &context->error, ARGUMENT,
+            "recording: expected room for at least one row, and arrays for all but logits, found NULL");
+    context->recording = r;
     return COLIBRI_OK;
 }
 

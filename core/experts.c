@@ -218,6 +218,7 @@ struct ffn_group *experts_take(struct experts *e, int32_t layer, struct ffn_grou
         traffic->bytes_read += ffn_bytes(group->weights);
         struct place *const p = give_place(e, (int32_t)(group->weights - e->model->experts), last, &traffic->asked_used);
         group->weights = &p->weights;
+        group->read = true;
         e->missing[i] = (int32_t)(p - e->places);
         e->groups[*n_there + i] = *group;
     }

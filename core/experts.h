@@ -12,6 +12,8 @@ struct ffn_group {
     const float *factors; /* [n] of what it says; NULL: 1 */
     int32_t n, first_slot;
     int32_t expert;       /* -1: dense or shared */
+    int32_t visit;        /* which of the chunk's groups it is */
+    bool read;            /* its expert had to be read from the file */
 };
 
 enum { MOST_USES = 31, LEVELS = 6 }; /* that LFRU counts, and how many numbers of digits that are */

@@ -5,6 +5,7 @@
 #include "layer.h"
 #include "product.h"
 
+#include <math.h>
 #include <string.h>
 
 /* As product_step, but `rows` rows of an item's panels must fit into the scratch; at least 2 do. */
@@ -31,7 +32,7 @@ static void activate(const struct chunk *c, const struct ffn_group *group, int32
     if (up_bias != NULL) c->kernels->add_scaled(up, up_bias + from, 1, count);
     /* An input times w makes gate and up w times as large: their product is w^2 gate up sigmoid(w alpha gate). */
     const float scale = group->expert >= 0 && c->config->router_on_input ? group->factors[row] : 1;
-    if (c->config->ffn_ungated) c->kernels->relu(gate, count);
+    if (c->config->ffn_ungated) c->kernels->clamp(gate, 0, INFINITY, count);
     else c->kernels->silu_mul(gate, up, count, c->config->ffn_limit, scale * c->config->ffn_alpha, c->config->ffn_cubic, c->config->ffn_up_offset);
     if (type_reads_q8(group->weights->down.type)) {
         c->kernels->quantize(gate, group->weights->gate.rows, from / Q8_GROUP, (count + Q8_GROUP - 1) / Q8_GROUP,
@@ -60,7 +61,7 @@ static void inner_item(void *argument, int32_t item, int32_t worker) {
     for (int32_t i = 0; i < group->n; i++) {
         activate(c, group, i, gate.y + (size_t)i * (size_t)width, up.y + (size_t)i * (size_t)width, from, count);
     }
-    if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
+    if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, group->visit, start);
 }
 
 /* A few panels of down of every group. */
@@ -91,7 +92,7 @@ static void down_item(void *argument, int32_t item, int32_t worker) {
                                    c->config->router_on_input && group->expert >= 0 ? factor * factor : factor, count);
             if (shown && c->config->router_on_input) c->kernels->add_scaled(out, out, factor - 1, count);
         }
-        if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, start);
+        if (group->expert >= 0) profile_expert(&c->profile, c->layer, group->expert, group->visit, start);
     }
 }
 
@@ -145,7 +146,7 @@ int32_t ffn_experts(struct chunk *c, colibri_error *error) {
 }
 
 int32_t ffn_dense(struct chunk *c, colibri_error *error) {
-    c->groups[0] = (struct ffn_group){&chunk_layer(c)->dense, NULL, NULL, c->n, 0, -1};
+    c->groups[0] = (struct ffn_group){&chunk_layer(c)->dense, NULL, NULL, c->n, 0, -1, 0, false};
     c->n_groups = 1;
     return ffn_experts(c, error);
 }

@@ -21,29 +21,16 @@ static int32_t report_layer(struct chunk *c, colibri_error *error) {
     const colibri_observer *const o = c->observer;
     c->done += (uint64_t)c->n;
     TRY(check_file(c, error));
-    if (atomic_load(c->cancelled)) return COLIBRI_ERROR_CANCELLED;
-    if (o->progress != NULL && o->progress(o->user, c->done, c->total) != 0) return COLIBRI_ERROR_CANCELLED;
-    return COLIBRI_OK;
+    const bool ends = atomic_load(c->cancelled) || (o->progress != NULL && o->progress(o->user, c->done, c->total) != 0);
+    return ends ? COLIBRI_ERROR_CANCELLED : COLIBRI_OK;
 }
 
 static int32_t report_routing(struct chunk *c) {
     const colibri_observer *const o = c->observer;
-    for (int32_t i = 0; i < c->config->n_experts_used; i++) {
-        TRACE("layer %d position %d: expert %d weight %.4f", c->layer, c->positions[0], c->experts[i],
-              (double)c->expert_weights[i]);
-    }
+    TRACE("layer %d position %d: expert %d weight %.4f", c->layer, c->positions[0], c->experts[0], (double)c->expert_weights[0]);
     if (o->routing == NULL) return COLIBRI_OK;
-    const colibri_routing routing = {
-        .layer = c->layer,
-        .n_rows = c->n,
-        .n_experts = c->config->n_experts[c->layer],
-        .n_experts_used = c->config->n_experts_used,
-        .sequences = c->sequences,
-        .positions = c->positions,
-        .logits = c->router_logits,
-        .experts = c->experts,
-        .weights = c->expert_weights,
-    };
+    const colibri_routing routing = {c->layer, c->n, c->config->n_experts[c->layer], c->config->n_experts_used, c->sequences,
+                                     c->positions, c->router_logits, c->experts, c->expert_weights};
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
     const int32_t answer = o->routing(o->user, &routing);
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
@@ -80,12 +67,14 @@ static int32_t feed_forward(struct chunk *c, colibri_error *error) {
     }
     if (routed) {
         router_layer(c);
+        record_choices(c);
         TRY(report_routing(c));
         router_ahead(c);
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_ROUTER);
     }
     if (both) product_norm(c, c->x, w->expert_norm, NULL, eps, w->ffn_reads_q8, &c->h);
     if (routed) TRY(ffn_experts(c, error));
+    if (routed) record_visits(c);
     product_residual((struct residual){.chunk = c, .said = c->said, .inner_norm = w->expert_post_norm, .norm = w->ffn_post_norm,
                                           .side = both ? c->side.f32 : NULL, .scale = w->scale});
     profile_mark(&c->profile, c->layer, COLIBRI_PHASE_DOWN);
@@ -143,6 +132,7 @@ int32_t forward(struct chunk *c, bool source, colibri_error *error) {
         TRY(report_layer(c, error));
         profile_mark(&c->profile, c->layer, COLIBRI_PHASE_OBSERVER);
     }
+    record_rows(c, source);
     if (source) {
         hand_over(c, encoder);
         return COLIBRI_OK;

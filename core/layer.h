@@ -22,6 +22,11 @@ void router_layer(struct chunk *chunk);
 /* Asks the next layer's router before its time: what would it choose for the rows x as they are? Into `experts` and n_next, by
  * way of `said`; nothing where nobody wants to know. */
 void router_ahead(struct chunk *chunk);
+/* Appended to the recording, if there is one: what the layer's router chose, then the visits of its experts, and behind the last
+ * layer the chunk's rows. */
+void record_choices(const struct chunk *chunk);
+void record_visits(const struct chunk *chunk);
+void record_rows(const struct chunk *chunk, bool source);
 /* said = ffn(h), the dense one of the layer. */
 int32_t ffn_dense(struct chunk *chunk, colibri_error *error);
 /* The same of the weighted outputs of the experts that router_layer chose, plus the shared expert. */

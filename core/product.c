@@ -7,14 +7,8 @@ struct matmul product(const struct matrix *w, const struct activation *x, const 
                       size_t y_stride) {
     const bool q8 = type_reads_q8(w->type);
     return (struct matmul){
-        .w = w,
-        .n_panels = matrix_panels(w),
-        .x = q8 ? (const void *)x->q8 : x->f32,
-        .x_stride = q8 ? x->q8_bytes : x->stride * sizeof(float),
-        .x_rows = rows,
-        .n = n,
-        .y = y,
-        .y_stride = y_stride,
+        .w = w, .n_panels = matrix_panels(w), .y = y, .y_stride = y_stride, .x_rows = rows, .n = n,
+        .x = q8 ? (const void *)x->q8 : x->f32, .x_stride = q8 ? x->q8_bytes : x->stride * sizeof(float),
     };
 }
 

@@ -12,8 +12,8 @@ const char *colibri_phase_name(int32_t phase) {
     return phase < 0 || phase >= COLIBRI_PHASES ? NULL : names[phase];
 }
 
-void profile_begin(struct profile *profile, const colibri_profile *out, struct threads *threads) {
-    *profile = (struct profile){out, threads, 0};
+void profile_begin(struct profile *profile, const colibri_profile *out, colibri_recording *recording, struct threads *threads) {
+    *profile = (struct profile){out, recording, threads, 0};
     threads->timed = out != NULL;
     threads->waited = 0;
     if (out != NULL) profile->last = os_clock_ns();
@@ -29,8 +29,11 @@ void profile_mark(struct profile *profile, int32_t layer, enum colibri_phase pha
     profile->last = now;
 }
 
-void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, uint64_t since) {
-    if (profile->out == NULL) return;
-    const size_t at = (size_t)layer * (size_t)profile->out->n_experts + (size_t)expert;
-    __atomic_fetch_add(&profile->out->expert_ns[at], os_clock_ns() - since, __ATOMIC_RELAXED); /* any thread */
+void profile_expert(const struct profile *profile, int32_t layer, int32_t expert, int32_t visit, uint64_t since) {
+    const colibri_recording *const r = profile->recording;
+    if (profile->out == NULL && r == NULL) return;
+    const uint64_t ns = os_clock_ns() - since;
+    const size_t at = profile->out == NULL ? 0 : (size_t)layer * (size_t)profile->out->n_experts + (size_t)expert;
+    if (profile->out != NULL) __atomic_fetch_add(&profile->out->expert_ns[at], ns, __ATOMIC_RELAXED); /* any thread */
+    if (r != NULL) __atomic_fetch_add(&r->visit_ns[r->n_visits + visit], (uint32_t)ns, __ATOMIC_RELAXED);
 }

@@ -110,15 +110,16 @@ static void group_rows(struct chunk *c) {
     c->n_groups = 0;
     for (int32_t e = 0; e < n_experts; e++) {
         if (first[e + 1] == first[e]) continue;
-        c->groups[c->n_groups++] = (struct ffn_group){&weights->experts[e], c->slot_rows + first[e], c->slot_weights + first[e],
-                                                      first[e + 1] - first[e], first[e], e};
+        c->groups[c->n_groups] = (struct ffn_group){&weights->experts[e], c->slot_rows + first[e], c->slot_weights + first[e],
+                                                    first[e + 1] - first[e], first[e], e, c->n_groups, false};
+        c->n_groups++;
     }
     for (int32_t i = 0; i < pairs; i++) {
         const int32_t slot = first[c->experts[i]]++;
         c->slot_rows[slot] = i / c->config->n_experts_used;
         c->slot_weights[slot] = c->expert_weights[i];
     }
-    if (c->config->n_ff_shared > 0) c->groups[c->n_groups++] = (struct ffn_group){&weights->shared, NULL, c->shared_weights, c->n, pairs, -1};
+    if (c->config->n_ff_shared > 0) c->groups[c->n_groups++] = (struct ffn_group){&weights->shared, NULL, c->shared_weights, c->n, pairs, -1, 0, false};
 }
 
 void router_layer(struct chunk *c) {

@@ -12,6 +12,7 @@ struct colibri_context {
     uint64_t bytes;              /* of the reservation, this struct included */
     bool owns_memory;
     const colibri_profile *profile; /* NULL: nobody measures */
+    colibri_recording *recording; /* NULL: nobody records */
     bool evaluating;             /* an observer may be running: it must not call back in */
     struct threads threads;
     struct cache cache;

@@ -283,18 +283,11 @@ static void take_layers(struct arena *arena, const struct config *config, colibr
 
 static void fill_info(colibri_model *model, uint64_t model_bytes) {
     const struct config *const c = &model->config;
+    const struct container *const file = &model->container;
     model->info = (colibri_model_info){
-        .n_vocab = c->n_vocab,
-        .n_vocab_used = c->n_vocab_used,
-        .n_layers = c->n_layers,
-        .n_embd = c->n_embd,
-        .n_experts_used = c->n_experts_used,
-        .context_length = c->context_length,
-        .file_bytes = model->container.file.bytes,
-        .model_bytes = model_bytes,
-        .isa = model->kernels->name,
-        .config = model->container.config,
-        .config_bytes = model->container.config_bytes,
+        .n_vocab = c->n_vocab, .n_vocab_used = c->n_vocab_used, .n_layers = c->n_layers, .n_embd = c->n_embd,
+        .n_experts_used = c->n_experts_used, .context_length = c->context_length, .file_bytes = file->file.bytes,
+        .model_bytes = model_bytes, .isa = model->kernels->name, .config = file->config, .config_bytes = file->config_bytes,
     };
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
         if (c->n_experts[layer] > model->info.n_experts) model->info.n_experts = c->n_experts[layer];

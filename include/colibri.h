@@ -218,6 +218,22 @@ typedef struct colibri_profile {
     uint64_t *expert_ns;    /* [n_layers][n_experts] nanoseconds of work, all threads together; NULL if n_experts is 0 */
 } colibri_profile;
 
+/* What routers chose and what that cost (docs/TRACE.md), in arrays of the caller, to which evaluations append: set the counts
+ * back to make room. "Choices" are rows times layers with experts. An evaluation that fails leaves the counts as they were. */
+typedef struct colibri_recording {
+    int32_t max_rows;      /* an evaluation that may need more than are left is refused */
+    int32_t n_chunks, n_rows;
+    int64_t n_choices, n_visits;
+    int32_t *chunks;       /* [max_rows][2] rows evaluated together, and 1 where they are a source, else 0 */
+    int32_t *ids, *positions, *sequences; /* [max_rows] */
+    int32_t *experts;      /* [choices][n_experts_used] by chunk, then by layer, then by row; best first */
+    float *weights;        /* [choices][n_experts_used] what the experts' outputs are multiplied by */
+    float *logits;         /* [choices][n_experts] gate logits, NaN behind a layer's last expert; NULL: not wanted */
+    uint32_t *visit_ns;    /* [choices x n_experts_used] a visit is an expert that rows of a chunk chose in a layer, by ascending
+                            * expert: nanoseconds of work, all threads together */
+    uint8_t *visit_read;   /* [choices x n_experts_used] 1: the expert had to be read from the file, 0: it was in memory */
+} colibri_recording;
+
 /* Ids to append to one sequence, and where its logits go. */
 typedef struct colibri_input {
     int32_t sequence;   /* 0 to max_batch - 1, each at most once in a batch */
@@ -278,6 +294,8 @@ int32_t colibri_encode(colibri_context *context, int32_t sequence, const int32_t
 /* Measures every later evaluation of this context into the profile, which must outlive it; NULL ends that. A call that
  * fails leaves the profile before it in use. Costs about a microsecond a layer. */
 int32_t colibri_measure(colibri_context *context, const colibri_profile *profile);
+/* Records every later evaluation of this context, under the rules of colibri_measure. Changes no result. */
+int32_t colibri_record(colibri_context *context, colibri_recording *recording);
 /* "embed", "qkv" …; NULL beyond the last. A static string. */
 const char *colibri_phase_name(int32_t phase);
 /* Ends the running evaluation between two layers (or the next one, if none runs). Any thread may call it. */

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colibri import _library, errors
 from colibri import _native as native
-from colibri import errors
 from colibri.model_facts import config_of
 
 ROOT = Path(__file__).parent.parent
@@ -34,13 +34,14 @@ STRUCTS = (
     "colibri_expert",
     "colibri_observer",
     "colibri_profile",
+    "colibri_recording",
     "colibri_input",
     "colibri_sampling",
 )
 
 
 def ffi() -> Any:
-    return native._load()[0]
+    return _library.load()[0]
 
 
 def enum_values() -> list[str]:
@@ -119,12 +120,12 @@ def test_every_status_has_its_exception() -> None:
 
 
 def test_the_library_has_every_function_and_no_other() -> None:
-    library = native._load()[1]
+    library = _library.load()[1]
     declared = functions()
     assert 15 <= len(declared) <= 25
     assert {name for name in dir(library) if name.startswith("colibri_")} == declared
     if shutil.which("nm"):
-        path = str(files("colibri") / native.LIBRARY)
+        path = str(files("colibri") / _library.LIBRARY)
         command = ["nm", "--dynamic", "--defined-only", "--extern-only", "--format=posix", path]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert {line.split()[0] for line in output.splitlines()} == declared
@@ -179,29 +180,29 @@ def test_a_missing_or_foreign_library_says_how_to_build(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def loads_from(directory: Path) -> None:
-        native._load.cache_clear()
+        _library.load.cache_clear()
         monkeypatch.setattr("importlib.resources.files", lambda _: directory)
-        native._load()
+        _library.load()
 
     try:
         with pytest.raises(errors.ColibriError, match="library is missing: .*pip install"):
             loads_from(tmp_path)
-        (tmp_path / native.LIBRARY).write_bytes(b"no library")
+        (tmp_path / _library.LIBRARY).write_bytes(b"no library")
         with pytest.raises(errors.ColibriError, match="cannot be loaded: .*pip install"):
             loads_from(tmp_path)
         if shutil.which("cc"):
             source = tmp_path / "other.c"
             source.write_text('const char *colibri_version(void) { return "9.9.9"; }\n')
-            (tmp_path / native.LIBRARY).unlink()
+            (tmp_path / _library.LIBRARY).unlink()
             subprocess.run(
-                ["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / native.LIBRARY)], check=True
+                ["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / _library.LIBRARY)], check=True
             )
             with pytest.raises(
                 errors.ColibriError, match=r"version 9.9.9, but .* declares version \d.*pip install"
             ):
                 loads_from(tmp_path)
     finally:
-        native._load.cache_clear()
+        _library.load.cache_clear()
 
 
 # --- the library through the thin functions

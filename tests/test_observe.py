@@ -14,6 +14,7 @@ import pytest
 
 import colibri
 import oracle
+from colibri import _library
 from colibri import _native as native
 from colibri.errors import ArgumentError
 from fixtures import models
@@ -160,7 +161,7 @@ def test_what_the_observer_raises_leaves_the_sequence_as_it_was(
 
 
 def test_an_observer_of_experts_without_memory_is_refused(make_model: Callable[..., Path]) -> None:
-    ffi, library = native._load()
+    ffi, library = _library.load()
     with engine(make_model()) as run:
         callback = ffi.callback("int32_t(void *, const colibri_expert *)", lambda *_: 0)
         ids = np.array([1], np.int32)

@@ -20,7 +20,7 @@ from colibri.analysis.trace_writer import TraceWriter
 from colibri.errors import ArgumentError
 from test_cli import Result
 from test_cli import call as call
-from test_trace import view
+from test_trace import found as found
 
 Steps = list[tuple[int, list[int]]]  # (end of the layer, experts numbered through)
 
@@ -212,13 +212,10 @@ def made(tmp_path: Path) -> Path:
     header = Header({"name": "made"}, 4, 1, (2, 3, 0, 5), 2)
     sizes = np.arange(1, 21).reshape(4, 5) * 100
     with TraceWriter(tmp_path / "made.trace", header, sizes) as writer:
-        writer.observe(view(0, [0, 1], [[1, 0], [0, 1]], np.zeros((2, 2))))
-        writer.observe(view(1, [0, 1], [[2, 0], [0, 2]], np.zeros((2, 3))))
-        writer.observe(view(3, [0, 1], [[4, 3], [4, 1]], np.zeros((2, 5))))
-        writer.observe(view(1, [2], [[1, 2]], np.zeros((1, 3))))
-        writer.observe(view(3, [2], [[0, 4]], np.zeros((1, 5))))
-        ids = np.array([1, 2, 3], np.int32)
-        writer.end_sequence(ids, np.array([1, 2], np.int32), n_prompt=2)
+        choices = [[1, 0], [0, 1], [2, 0], [0, 2], [4, 3], [4, 1], [1, 2], [0, 4]]
+        source = found([(2, 1), (2, 0), (1, 0)], choices, [1, 2, 1, 2, 3])
+        source["positions"][2:] = range(3)
+        writer.add_sequence(source, n_prompt=2)
     return tmp_path / "made.trace"
 
 

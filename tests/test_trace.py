@@ -6,17 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import colibri
-from colibri._native import RoutingView
-from colibri.analysis.recording import Text, record
+from colibri import _native as native
+from colibri.analysis.recording import Text, record, recorded
 from colibri.analysis.trace import Header, Trace
 from colibri.analysis.trace_writer import TraceWriter
 from colibri.errors import ArgumentError, ModelIOError, UnsupportedError
@@ -46,6 +46,13 @@ def plain(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     with np.load(path) as found:
         arrays = {name: found[name] for name in found.files if name != "header.json"}
         return json.loads(found["header.json"]), arrays
+
+
+def all_but_times(path: Path) -> dict[str, bytes]:
+    """The members of a trace that tell of no time and no place."""
+    with zipfile.ZipFile(path) as archive:
+        names = (name for name in archive.namelist() if not name.startswith("visit_"))
+        return {name: archive.read(name) for name in names}
 
 
 # --- what is recorded
@@ -170,7 +177,7 @@ def test_tracing_changes_no_bit(model: colibri.Model, tmp_path: Path) -> None:
 def test_equal_runs_are_equal_files(model: colibri.Model, tmp_path: Path) -> None:
     for name in "ab":
         record(model, TEXTS, tmp_path / name, generate=4, temperature=0.8, seed=1)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert all_but_times(tmp_path / "a") == all_but_times(tmp_path / "b")
 
 
 def test_what_cannot_be_traced_is_said(
@@ -187,7 +194,7 @@ def test_what_cannot_be_traced_is_said(
         record(model, TEXTS, tmp_path / "a.trace", generate=64)
     with pytest.raises(ModelIOError, match="Cannot write"):
         record(model, TEXTS, tmp_path / "none" / "a.trace")
-    with model.observe(routing=lambda view: None), pytest.raises(ArgumentError, match="observed already"):
+    with recorded(model), pytest.raises(ArgumentError, match="recorded already"):
         record(model, TEXTS, tmp_path / "a.trace")
     assert left(tmp_path) == []
 
@@ -197,30 +204,25 @@ def test_what_cannot_be_traced_is_said(
 HEADER = Header({"name": "made"}, 4, 1, (2, 0, 300, 5), 2, ("a",), True)
 
 
-def view(layer: int, positions: list[int], experts: list[list[int]], logits: Any) -> RoutingView:
-    """What the engine would show."""
-    found = SimpleNamespace(
-        layer=layer,
-        n_rows=len(positions),
-        n_experts=HEADER.n_experts[layer],
-        n_experts_used=2,
-        sequences=np.zeros(len(positions), np.int32).tobytes(),
-        positions=np.array(positions, np.int32).tobytes(),
-        experts=np.array(experts, np.int32).tobytes(),
-        weights=np.full((len(positions), 2), 0.5, np.float32).tobytes(),
-        logits=np.asarray(logits, np.float32).tobytes(),
-    )
-    return RoutingView(found, lambda data, count: data[:count])
+def found(chunks: list[tuple[int, int]], experts: list[list[int]], ids: list[int]) -> dict[str, Any]:
+    """What a recording would hold of a sequence; all weights are a half, visits are left out."""
+    return {
+        "chunks": np.array(chunks, np.int32),
+        "ids": np.array(ids, np.int32),
+        "positions": np.arange(len(ids), dtype=np.int32),
+        "sequences": np.zeros(len(ids), np.int32),
+        "experts": np.array(experts, np.int32),
+        "weights": np.full((len(experts), 2), 0.5, np.float32),
+    }
 
 
 def write_made(path: Path) -> None:
-    rng = np.random.default_rng(0)
     with TraceWriter(path, HEADER, np.arange(1200).reshape(4, 300)) as writer:
-        writer.observe(view(0, [0, 1], [[1, 0], [0, 1]], rng.random((2, 2))))  # a source
-        writer.observe(view(2, [0], [[299, 3]], np.zeros((1, 300))))  # a chunk that is cancelled
-        writer.observe(view(2, [0], [[299, 7]], rng.random((1, 300))))
-        writer.observe(view(3, [0], [[4, 0]], [[0, 1, 2, 3, 4]]))
-        writer.end_sequence(np.array([7, 8], np.int32), np.array([5, 6], np.int32), label="a", n_prompt=2)
+        made = found([(2, 1), (1, 0)], [[1, 0], [0, 1], [299, 7], [4, 0]], [5, 6, 7])
+        logits = np.random.default_rng(0).random((4, 300)).astype(np.float32)
+        logits[3] = np.nan
+        logits[3, :5] = range(5)
+        writer.add_sequence(made | {"logits": logits}, label="a", n_prompt=2)
 
 
 def test_layers_may_differ_in_experts(tmp_path: Path) -> None:
@@ -236,21 +238,33 @@ def test_layers_may_differ_in_experts(tmp_path: Path) -> None:
     assert trace.array("ids").tolist() == [5, 6, 7]
 
 
-def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
-    header = Header({}, 1, 0, (64,), 8)
-    one = np.zeros((1, 8), np.int32).tobytes()
-    found = SimpleNamespace(
-        layer=0, n_rows=1, n_experts=64, n_experts_used=8, positions=b"\0" * 4, experts=one, weights=one
-    )
-    with TraceWriter(tmp_path / "a.trace", header, np.zeros((1, 64))) as writer:
-        most = 0
-        for _ in range(100):
-            for _ in range(200):
-                writer.observe(RoutingView(found, lambda data, count: data[:count]))
-                most = max(most, writer._waiting)
-            writer.end_sequence(np.zeros(1, np.int32), n_prompt=1)
-            assert not writer._rows and not writer._chunks
-    assert most < 5 << 20 and Trace(tmp_path / "a.trace").n_rows == 20_000
+def test_memory_does_not_grow_with_the_trace(model: colibri.Model, tmp_path: Path) -> None:
+    """What was recorded is taken out after each text: the same arrays take the next one's."""
+    seen = set()
+    with recorded(model) as take:
+        for _ in range(3):
+            model.logits([1, 2, 3])
+            arrays = take()
+            assert len(arrays["ids"]) == 3
+            seen.add(arrays["experts"].__array_interface__["data"][0])
+        for _ in range(2):
+            model.logits(range(1, 64))
+        with pytest.raises(ArgumentError, match="126 of 128 rows are taken and 3 more may come"):
+            model.logits([1, 2, 3])
+    assert len(seen) == 1
+    model.logits([1, 2, 3])
+
+
+def test_visits_are_of_the_chosen_experts_in_order(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Timed, and with as many reads as the model has counted."""
+    with colibri.load(make_model("mixtral", "q8"), context=64, expert_slots=3, residency="streamed") as model:
+        record(model, TEXTS, tmp_path / "a.trace", generate=8)
+        hits, misses = int(model.stats.hits.sum()), int(model.stats.misses.sum())
+    trace = Trace(tmp_path / "a.trace")
+    ns, read = trace.array("visit_ns"), trace.array("visit_read")
+    visits = sum(len(np.unique(step.experts)) for step in trace.steps())
+    assert len(ns) == len(read) == visits == hits + misses and int(read.sum()) == misses > 0
+    assert ns.min() > 0
 
 
 def test_the_python_of_the_docs_runs(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +381,7 @@ def test_the_command_traces_a_streamed_model(
     for name, options in (("a", []), ("b", ["--residency", "streamed", *streamed])):
         found = call("trace", model_path, "--text", "Once upon a time", *options, "-o", tmp_path / name)
         assert found.status == 0, found.err
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert all_but_times(tmp_path / "a") == all_but_times(tmp_path / "b")
 
 
 def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_path: Path) -> None:
@@ -390,3 +404,44 @@ def test_the_command_refuses(call: Callable[..., Result], model_path: Path, tmp_
     found = call("trace", model_path, "--text", "a", "-o", tmp_path / "none" / "a.trace")
     assert found.status == 1 and "there is no directory" in found.err
     assert left(tmp_path) == ["l.jsonl", "latin"]
+
+
+def test_recording_changes_no_bit_and_says_what_it_lacks(make_model: Callable[..., Path]) -> None:
+    """Too little room is an error before anything is evaluated; what failed leaves no rows."""
+    with colibri.load(make_model("mixtral", "q8"), context=64) as model:
+        ids = np.array([5 + n % 40 for n in range(20)], np.int32)
+        expected = model.logits(ids)
+        counts, used = model.config["n_experts"], model.config["n_experts_used"]
+        room = native.Recording(30, sum(n > 0 for n in counts), used, max(counts), logits=True)
+        with native.recorded(model._sequences.context, room) as take:
+            assert model.logits(ids).tobytes() == expected.tobytes()
+            with pytest.raises(
+                ArgumentError, match="recording: 20 of 30 rows are taken and 20 more may come"
+            ):
+                model.logits(ids)
+            found = take()
+            assert found["ids"].tolist() == ids.tolist() and len(found["visit_ns"]) == len(
+                found["visit_read"]
+            )
+            assert (found["visit_ns"] > 0).all() and not found["visit_read"].any()
+            with pytest.raises(RuntimeError, match="enough"), model.observe(routing=_raise):
+                model.logits(ids)
+            assert len(take()["ids"]) == 0
+            assert model.logits(ids).tobytes() == expected.tobytes()
+        assert model.logits(ids).tobytes() == expected.tobytes()
+
+
+def _raise(_view: object) -> None:
+    raise RuntimeError("enough")
+
+
+def test_arrays_that_are_missing_are_refused(make_model: Callable[..., Path]) -> None:
+    with colibri.load(make_model("mixtral", "q8"), context=64) as model:
+        empty = native.Recording(0, 1, 1, 1, logits=False)
+        recorded_into = native.recorded(model._sequences.context, empty)
+        with (
+            pytest.raises(ArgumentError, match="recording: expected room for at least one row"),
+            recorded_into,
+        ):
+            pass
+        assert model.logits([5, 6]).shape[0] == 2

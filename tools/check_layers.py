@@ -21,7 +21,7 @@ CORE: Table = [
     ("evaluate",),
     ("session",),
     ("forward",),
-    ("attention", "router", "ffn"),
+    ("attention", "router", "ffn", "record"),
     ("latent", "delta"),
     ("layer",),
     ("product",),
@@ -96,11 +96,12 @@ PYTHON: Table = [
     ("quantize",),
     ("panels",),
     ("_native",),
+    ("_library",),
     ("_records", "_ffi", "memory", "placement", "aside"),
     ("errors",),
 ]
 # Who alone may import a module, whatever the layers allow.
-ONLY: dict[str, tuple[str, ...]] = {"_ffi": ("_native",)}
+ONLY: dict[str, tuple[str, ...]] = {"_ffi": ("_library",), "_library": ("_native",)}
 
 # Declares functions of other modules, each named after its own: a call of one is an edge to that module.
 SHARED_HEADERS = ("layer.h",)

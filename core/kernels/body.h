@@ -107,7 +107,7 @@ INLINE float kernel_dot(const float *a, const float *b, int32_t n) {
 const struct kernels KERNELS = {
     .name = KERNELS_NAME,
     .matmul = {PRODUCT(F32, f32), PRODUCT(BF16, bf16), PRODUCT(Q8, q8), PRODUCT(Q4, q4), PRODUCT(Q6, q6), PRODUCT(MXFP4, mxfp4)},
-    ENTRY(quantize), ENTRY(rms_norm), ENTRY(centre), ENTRY(soft_cap), ENTRY(silu_mul), ENTRY(sigmoid_mul), ENTRY(relu),
+    ENTRY(quantize), ENTRY(rms_norm), ENTRY(centre), ENTRY(soft_cap), ENTRY(silu_mul), ENTRY(sigmoid_mul),
     ENTRY(convolve), ENTRY(delta), ENTRY(argmax), ENTRY(softmax), ENTRY(rotate), ENTRY(add_scaled), ENTRY(clamp),
     ENTRY(dot), ENTRY(exp), ENTRY(attend), ENTRY(attend_merge), ENTRY(read_row), ENTRY(all_finite),
 };

@@ -54,10 +54,6 @@ static void kernel_sigmoid_mul(float *y, const float *x, int32_t n) {
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_sigmoid_mul(load_at(y, i, n), load_at(x, i, n)));
 }
 
-static void kernel_relu(float *x, int32_t n) {
-    for (int32_t i = 0; i < n; i += 16) store_at(x, i, n, vf_max(vf_set1(0), load_at(x, i, n)));
-}
-
 INLINE float largest(const float *x, int32_t n) {
     vf most = vf_set1(x[0]);
     for (int32_t i = 0; i < n; i += 16) {
@@ -129,10 +125,8 @@ static void kernel_add_scaled(float *y, const float *x, float a, int32_t n) {
     for (int32_t i = 0; i < n; i += 16) store_at(y, i, n, vf_fma(factor, load_at(x, i, n), load_at(y, i, n)));
 }
 
-static void kernel_clamp(float *x, float limit, int32_t n) {
-    for (int32_t i = 0; i < n; i += 16) {
-        store_at(x, i, n, vf_min(vf_set1(limit), vf_max(vf_set1(-limit), load_at(x, i, n))));
-    }
+static void kernel_clamp(float *x, float least, float most, int32_t n) {
+    for (int32_t i = 0; i < n; i += 16) store_at(x, i, n, vf_min(vf_set1(most), vf_max(vf_set1(least), load_at(x, i, n))));
 }
 
 static bool kernel_all_finite(const float *x, int64_t n) {

@@ -131,7 +131,6 @@ struct kernels {
     /* gate = (up + offset) * gate * sigmoid(alpha * (gate + cubic * gate^3)), where limit > 0 of a gate of at most limit and of up within
      * +- limit. With 0, 1, 0, 0: silu(gate) * up. arXiv:2002.05202 */
     void (*silu_mul)(float *gate, const float *up, int32_t n, float limit, float alpha, float cubic, float offset);
-    void (*relu)(float *x, int32_t n);                         /* x = max(x, 0) */
     void (*sigmoid_mul)(float *y, const float *x, int32_t n);  /* y *= sigmoid(x) */
     /* In place, each row of x [n][stride] becomes the sum over j < width of weight [j][w_stride] times the row width - 1 - j in
      * front of it, or silu of that. past [width - 1][cols]: the rows in front of the first, then of those to come. */
@@ -143,7 +142,7 @@ struct kernels {
     /* Rotates pairs (i, i + dim/2) of x by cos, sin [dim/2]. RoFormer, arXiv:2104.09864 */
     void (*rotate)(float *x, const float *cosine, const float *sine, int32_t dim);
     void (*add_scaled)(float *y, const float *x, float a, int32_t n); /* y = fma(a, x, y); y += x where a is 1 */
-    void (*clamp)(float *x, float limit, int32_t n);                /* to +- limit */
+    void (*clamp)(float *x, float least, float most, int32_t n);
     float (*dot)(const float *a, const float *b, int32_t n);
     float (*exp)(float x);
     /* block -1: all that each query sees, into `out`. For many threads the same bits come in two steps: one block of keys into

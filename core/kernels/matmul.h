@@ -246,45 +246,27 @@ INLINE void open_k(const struct matmul *m, int32_t panel, size_t first, size_t n
 /* tile_*: T rows x by the groups first … first + n - 1 of a block; T is a constant where it is called. */
 #define tile_floats(b, x, cols, first, n, sum, T, type) add_floats((b)->w, 0, x, cols, sum, 1, T, type == TYPE_BF16)
 
-INLINE void tile_bytes(const struct block_bytes *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T,
-                       const int type) {
-    (void)type; /* taken apart they are the same */
-    for (size_t i = 0; i < n; i++) {
-        vi dot[MATMUL_TILE];
-        UNROLL for (int j = 0; j < T; j++) dot[j] = q8_zero(x[j], cols, first + i);
-#pragma GCC unroll 1
-        for (size_t quad = i * 8; quad < i * 8 + 8; quad++) {
-            const wq weight = b->quad[quad];
-            UNROLL for (int j = 0; j < T; j++) {
-                dot[j] = vi_dot4(dot[j], weight, aq_load(x[j] + first * Q8_GROUP + quad * 4));
-                KEEP(dot[j]);
-            }
-        }
-        UNROLL for (int j = 0; j < T; j++) {
-            sum[j] = vf_fma(vf_from_vi(dot[j]), vf_mul(b->scale[i], x_scale(x[j], cols, first + i)), sum[j]);
-        }
+#define DEFINE_TILE(form, sums, dot4, start, add)                                                                       \
+    INLINE void tile_##form(const struct block_##form *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, \
+                            vf *sum, const int T, const int type) {                                                     \
+        const size_t quads = 8 / runs_of(1, type), before = runs_of(first, type);                                       \
+        for (size_t i = 0; i < runs_of(n, type); i++) {                                                                 \
+            sums dot[MATMUL_TILE];                                                                                      \
+            UNROLL for (int j = 0; j < T; j++) dot[j] = start;                                                          \
+            _Pragma("GCC unroll 1") for (size_t quad = i * quads; quad < i * quads + quads; quad++) {                   \
+                const __typeof__(b->quad[0]) weight = b->quad[quad];                                                    \
+                UNROLL for (int j = 0; j < T; j++) {                                                                    \
+                    dot[j] = dot4(dot[j], weight, aq_load(x[j] + first * Q8_GROUP + quad * 4));                         \
+                    KEEP(dot[j]);                                                                                       \
+                }                                                                                                       \
+            }                                                                                                           \
+            UNROLL for (int j = 0; j < T; j++) sum[j] = add;                                                            \
+        }                                                                                                               \
     }
-}
-
-INLINE void tile_k(const struct block_k *b, const uint8_t *const *x, size_t cols, size_t first, size_t n, vf *sum, const int T,
-                   const int type) {
-    const size_t quads = 8 / runs_of(1, type), before = runs_of(first, type);
-    for (size_t i = 0; i < runs_of(n, type); i++) {
-        ni dot[MATMUL_TILE];
-        UNROLL for (int j = 0; j < T; j++) dot[j] = k_start(x[j], cols, before + i, type);
-#pragma GCC unroll 1
-        for (size_t quad = i * quads; quad < i * quads + quads; quad++) {
-            const nq weight = b->quad[quad];
-            UNROLL for (int j = 0; j < T; j++) {
-                dot[j] = ni_dot4(dot[j], weight, aq_load(x[j] + first * Q8_GROUP + quad * 4));
-                KEEP(dot[j]);
-            }
-        }
-        UNROLL for (int j = 0; j < T; j++) {
-            sum[j] = k_add(sum[j], dot[j], b->scale[i], b->minus[i], x[j], cols, before + i, type);
-        }
-    }
-}
+DEFINE_TILE(bytes, vi, vi_dot4, q8_zero(x[j], cols, before + i),
+            vf_fma(vf_from_vi(dot[j]), vf_mul(b->scale[i], x_scale(x[j], cols, before + i)), sum[j]))
+DEFINE_TILE(k, ni, ni_dot4, k_start(x[j], cols, before + i, type),
+            k_add(sum[j], dot[j], b->scale[i], b->minus[i], x[j], cols, before + i, type))
 
 /* form: of functions and of an opened block, which open_##form fills with `step` groups at most. */
 #define DEFINE_MATMUL(type, TYPE, form, step)                                                                          \

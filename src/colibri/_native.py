@@ -1,9 +1,10 @@
-"""The only module that touches libcolibri: one thin typed function for each C function.
+"""The only module that calls libcolibri: one thin typed function for each C function.
 
-Owns: finding and loading the library, statuses to exceptions, numpy arrays to pointers (never copied),
-exceptions of observers carried through C and raised again.
-Refuses: policy. Defaults, caching, locking and text are the engine's. A handle belongs to one thread at a
-time, except for cancel(); a handle that was closed or freed must not be used again: nothing here can notice.
+Owns: statuses to exceptions, numpy arrays to pointers (never copied), exceptions of observers carried through
+C and raised again.
+Refuses: finding the library (_library.py), policy. Defaults, caching, locking and text are the engine's. A
+handle belongs to one thread at a time, except for cancel(); one that was closed or freed must not be used
+again: nothing here can notice.
 
 cffi's ABI mode releases the GIL during every call.
 """
@@ -11,15 +12,17 @@ cffi's ABI mode releases the GIL during every call.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.resources
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NewType
 
 import numpy as np
 
+from colibri._library import config_schema as config_schema
+from colibri._library import declared_version as declared_version
+from colibri._library import load as _load
 from colibri._records import Bytes
 from colibri._records import Counters as Counters
 from colibri._records import Counts as Counts
@@ -32,51 +35,18 @@ from colibri._records import MemoryPlan as MemoryPlan
 from colibri._records import ModelInfo as ModelInfo
 from colibri._records import Params as Params
 from colibri._records import Progress as Progress
+from colibri._records import Recording as Recording
 from colibri._records import RoutingObserver as RoutingObserver
 from colibri._records import RoutingRows as RoutingRows
 from colibri._records import RoutingView as RoutingView
 from colibri._records import Sampler as Sampler
-from colibri.errors import ArgumentError, ColibriError, from_status
+from colibri.errors import ArgumentError, from_status
 
 ModelHandle = NewType("ModelHandle", object)
 ContextHandle = NewType("ContextHandle", object)
 
-LIBRARY = "libcolibri.so"
-_BUILD = "Build it with `pip install .` (or `pip install -e .`) in the repository's root."
-
-
 # Structs that point to other cffi objects keep them alive here.
 _PROFILED: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-
-
-@functools.cache
-def _load() -> tuple[Any, Any]:
-    """(ffi, library). Importing _ffi first lets an editable install rebuild itself."""
-    try:
-        module = importlib.import_module("colibri._ffi")
-    except ImportError as error:
-        raise ColibriError(
-            f"colibri/_ffi.py, made when the package is built, cannot be imported: {error}. {_BUILD}"
-        ) from error
-    path = importlib.resources.files("colibri") / LIBRARY
-    if not path.is_file():
-        raise ColibriError(f"the engine library is missing: expected {path}. {_BUILD}")
-    try:
-        library = module.ffi.dlopen(str(path))
-        found = module.ffi.string(library.colibri_version()).decode()
-    except (OSError, AttributeError) as error:
-        raise ColibriError(f"the engine library {path} cannot be loaded: {error}. {_BUILD}") from error
-    if found != module.version:
-        raise ColibriError(
-            f"the engine library {path} is version {found}, but colibri/_ffi.py declares version "
-            f"{module.version}: they come from different builds. {_BUILD}"
-        )
-    return module.ffi, library
-
-
-def declared_version() -> str:
-    """COLIBRI_VERSION of the header that the declarations were made from."""
-    return str(importlib.import_module("colibri._ffi").version)
 
 
 def version() -> str:
@@ -89,13 +59,6 @@ def status_text(status: int) -> str:
     """A short name of a status."""
     ffi, library = _load()
     return str(ffi.string(library.colibri_status_text(status)).decode())
-
-
-def config_schema() -> list[dict[str, Any]]:
-    """[{"name", "type": "int" or "float", "per_layer", "min", "max", "default" (absent: required), "doc"}]"""
-    from colibri import _ffi
-
-    return list(_ffi.config_fields)
 
 
 def _text(error: Any) -> str:
@@ -403,6 +366,35 @@ def measure(context: ContextHandle, profile: Any | None) -> None:
     """Adds the times of later evaluations to a profile(), which must outlive that; None ends it."""
     ffi, library = _load()
     _check_context(library.colibri_measure(context, ffi.NULL if profile is None else profile), context)
+
+
+@contextmanager
+def recorded(context: ContextHandle, recording: Recording) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Later evaluations append to a recording, until the end of the `with` block. What it gives takes out
+    what is there: views [n, ...], which the next evaluation writes over."""
+    ffi, library = _load()
+    parts = ("chunks", "rows", "choices", "visits")
+    of = dict.fromkeys(("ids", "positions", "sequences"), "rows") | {"chunks": "chunks"}
+    of |= dict.fromkeys(("experts", "weights", "logits"), "choices")
+    of |= dict.fromkeys(("visit_ns", "visit_read"), "visits")
+    struct = ffi.new("colibri_recording *", {"max_rows": recording.rows})
+    kept = []
+    for name, array in recording.arrays.items():
+        if array.size:
+            kept.append(ffi.from_buffer(array, require_writable=True))
+            setattr(struct, name, ffi.cast(ffi.typeof(getattr(struct, name)), kept[-1]))
+
+    def take() -> dict[str, Any]:
+        n = {part: getattr(struct, f"n_{part}") for part in parts}
+        for part in parts:
+            setattr(struct, f"n_{part}", 0)
+        return {name: array[: n[of[name]]] for name, array in recording.arrays.items()}
+
+    _check_context(library.colibri_record(context, struct), context)
+    try:
+        yield take
+    finally:
+        library.colibri_record(context, ffi.NULL)
 
 
 def quantize(type: int, weights: Floats, costs: Floats) -> tuple[Floats, Bytes, Bytes]:

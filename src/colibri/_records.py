@@ -163,6 +163,26 @@ class ExpertOutputs(NamedTuple):
         )
 
 
+class Recording:
+    """colibri_recording: arrays that evaluations append to, and views of what is there. rows: room for so
+    many; layers: those with experts."""
+
+    def __init__(self, rows: int, layers: int, used: int, experts: int, *, logits: bool) -> None:
+        """experts: the most that a layer has. used: chosen for a token."""
+        self.rows, choices = rows, rows * layers
+        self.arrays: dict[str, npt.NDArray[Any]] = {
+            "chunks": np.empty((rows, 2), np.int32),
+            "ids": np.empty(rows, np.int32),
+            "positions": np.empty(rows, np.int32),
+            "sequences": np.empty(rows, np.int32),
+            "experts": np.empty((choices, used), np.int32),
+            "weights": np.empty((choices, used), np.float32),
+            "logits": np.empty((choices if logits else 0, experts), np.float32),
+            "visit_ns": np.empty(choices * used, np.uint32),
+            "visit_read": np.empty(choices * used, np.uint8),
+        }
+
+
 class Input(NamedTuple):
     """colibri_input: ids to append to a sequence; `logits` [n_logits, n_vocab] receives those of the last
     ones."""

@@ -30,6 +30,7 @@ class Sequences:
         self.lock = threading.RLock()
         self.cancels = 0  # calls of cancel(): work that began before the latest one ends
         self.measured = False  # profiling.measure() has given the context its arrays
+        self.recorded = False  # recording.recorded() has given it its arrays
         self.rows = 0  # ids evaluated so far, those of sources too
         self.watches: dict[str, Any] = {}  # observers of all evaluations, as native.evaluate() takes them
         self.logits = np.empty(n_vocab, np.float32)  # of the last id given to hold()

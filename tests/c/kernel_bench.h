@@ -40,7 +40,7 @@ static inline void bench_call(const struct bench *b) {
     case SOFTMAX: k->softmax(b->a, BENCH_N); break;
     case ROTATE: k->rotate(b->a, b->b, b->b + BENCH_HEAD, BENCH_HEAD); break;
     case ADD_SCALED: k->add_scaled(b->a, b->b, 0.001f, BENCH_N); break;
-    case CLAMP: k->clamp(b->a, 1, BENCH_N); break;
+    case CLAMP: k->clamp(b->a, -1, 1, BENCH_N); break;
     case DOT: bench_sink = k->dot(b->a, b->b, BENCH_N); break;
     case EXP: bench_sink = k->exp(b->b[0]); break;
     case ALL_FINITE: bench_sink = k->all_finite(b->b, BENCH_N); break;

@@ -99,11 +99,11 @@ static void test_rows(int32_t n, enum content content) {
     BOTH("sigmoid_mul", sigmoid_mul(a + 1, w + 1, n), sigmoid_mul(b + 1, w + 1, n));
     BOTH("silu_mul", silu_mul(a + 1, w + 1, n, 0, 1, 0, 0), silu_mul(b + 1, w + 1, n, 0, 1, 0, 0));
     BOTH("silu_mul, clamped", silu_mul(a + 1, w + 1, n, 0.7f, 1.7f, 0.1f, 1), silu_mul(b + 1, w + 1, n, 0.7f, 1.7f, 0.1f, 1));
-    BOTH("relu", relu(a + 1, n), relu(b + 1, n));
+    BOTH("clamp from 0", clamp(a + 1, 0, INFINITY, n), clamp(b + 1, 0, INFINITY, n));
     BOTH("softmax", softmax(a + 1, n), softmax(b + 1, n));
     BOTH("add", add_scaled(a + 1, w + 1, 1, n), add_scaled(b + 1, w + 1, 1, n));
     BOTH("add_scaled", add_scaled(a + 1, w + 1, 0.37f, n), add_scaled(b + 1, w + 1, 0.37f, n));
-    BOTH("clamp", clamp(a + 1, 1.5f, n), clamp(b + 1, 1.5f, n));
+    BOTH("clamp", clamp(a + 1, -1.5f, 1.5f, n), clamp(b + 1, -1.5f, 1.5f, n));
     BOTH("rotate", rotate(a + 1, w + 1, w + 1 + n / 2, n / 2 * 2), rotate(b + 1, w + 1, w + 1 + n / 2, n / 2 * 2));
 #undef BOTH
     int32_t best = 0;

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
+from colibri import _native as native
 from colibri.analysis.trace import Header
 from colibri.analysis.trace_writer import TraceWriter
 from colibri.engine import Model
@@ -63,10 +65,11 @@ def record(
     labels = tuple(dict.fromkeys(text.label for text in texts if text.label is not None))
     header, expert_bytes = describe_model(model, labels, logits)
     n = 0
-    with TraceWriter(path, header, expert_bytes) as writer, model.observe(routing=writer.observe):
+    with TraceWriter(path, header, expert_bytes) as writer, recorded(model, logits) as take:
         for done, text in enumerate(texts):
             for ids in _pieces(model, text, generate):
-                _evaluate(model, ids, writer, text.label, generate, options)
+                _evaluate(model, ids, generate, options)
+                writer.add_sequence(take(), label=text.label, n_prompt=len(ids))
                 n += 1
             if progress is not None:
                 progress(done + 1, len(texts))
@@ -76,26 +79,37 @@ def record(
 def _evaluate(
     model: Model,
     ids: npt.NDArray[np.int32],
-    writer: TraceWriter,
-    label: str | None,
     generate: int,
     options: Options,
 ) -> None:
     model._sequences.forget()  # a beginning in common is evaluated, and traced, for each text
     source = ids if model.config["n_encoder_layers"] else None
     if generate:
-        stream = model.stream(ids, **(options | {"max_tokens": generate}))
-        for _ in stream:
+        for _ in model.stream(ids, **(options | {"max_tokens": generate})):
             pass
-        written = stream.result.ids
-    else:
-        written = []
+        return
     begin = ids if source is None else np.array(model.start_ids(), np.int32)
-    if not generate:
-        model._sequences.evaluate_alone([begin], [source], [None], None)
-    writer.end_sequence(
-        np.concatenate([begin, np.array(written, np.int32)]), source, label=label, n_prompt=len(ids)
-    )
+    model._sequences.evaluate_alone([begin], [source], [None], None)
+
+
+@contextmanager
+def recorded(model: Model, logits: bool = False) -> Iterator[Callable[[], Mapping[str, npt.NDArray[Any]]]]:
+    """Records all evaluations of a model while the `with` block lasts. What it gives takes out what has been
+    recorded since: the arrays of docs/TRACE.md by name, which the next evaluation writes over. There is room
+    for a source and a whole context between two calls."""
+    counts, used = model.config["n_experts"], model.config["n_experts_used"]
+    layers = sum(count > 0 for count in counts)
+    arrays = native.Recording(2 * model.context, layers, used, max(counts), logits=logits)
+    sequences = model._sequences
+    with sequences.lock:
+        if sequences.recorded:
+            raise ArgumentError("the model is being recorded already: end the other one first")
+        sequences.recorded = True
+    try:
+        with native.recorded(sequences.context, arrays) as take:
+            yield take
+    finally:
+        sequences.recorded = False
 
 
 def _pieces(model: Model, text: Text, generate: int) -> Iterator[npt.NDArray[np.int32]]:
@@ -150,6 +164,7 @@ def describe_model(
         config["n_experts_used"],
         labels,
         logits,
+        visits=True,
     )
     return header, expert_bytes
 

@@ -43,6 +43,7 @@ class Header:
     n_experts_used: int
     labels: tuple[str, ...] = ()  # of texts
     logits: bool = False
+    visits: bool = False  # visit_ns and visit_read are there
 
     @property
     def stacks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -66,6 +67,8 @@ class Header:
             "experts": (integer, (k,)),
             "weights": ("<f2", (k,)),
         }
+        if self.visits:
+            found |= {"visit_ns": ("<u4", ()), "visit_read": ("|u1", ())}
         return found | ({"logits": ("<f4", (most,))} if self.logits else {})
 
 
@@ -180,6 +183,10 @@ class Trace:
             self._file.fail("chunks: expected at least 1 row each, and stack 0 or 1")
         n_rows, n_choices = int(chunks[:, 0].sum(dtype=np.int64)), int(self.chunk_choices()[-1])
         n_sequences = len(self.array("sequence_labels"))
+        if header.visits:
+            n_visits = self._file.rows("visit_ns", *header.columns()["visit_ns"])
+            if self._file.rows("visit_read", *header.columns()["visit_read"]) != n_visits:
+                self._file.fail(f"visit_read: expected {n_visits} rows, as visit_ns has")
         choices = ("experts", "weights", "logits") if header.logits else ("experts", "weights")
         rows = {"expert_bytes": header.n_layers, "sequence_prompts": n_sequences}
         rows |= dict.fromkeys(("ids", "positions", "sequences"), n_rows) | dict.fromkeys(choices, n_choices)
@@ -231,10 +238,20 @@ class Trace:
             and all(isinstance(label, str) for label in labels)
             and isinstance(model, dict)
             and type(found.get("logits")) is bool
+            and type(found.get("visits", False)) is bool
         )
         if not sound:
             self._file.fail(f"{HEADER} lacks a field or holds one that makes no sense")
-        return Header(model, layers, encoder, tuple(experts), used, tuple(labels), found["logits"])
+        return Header(
+            model,
+            layers,
+            encoder,
+            tuple(experts),
+            used,
+            tuple(labels),
+            found["logits"],
+            found.get("visits", False),
+        )
 
 
 def _is_count(value: object, limit: int) -> bool:

@@ -1,7 +1,7 @@
 """Writes a routing trace (docs/TRACE.md) while a model runs.
 
-Owns: what an observer does in a few microseconds a layer, bounded memory: arrays grow in files without a name
-and become one zip at the end, under a temporary name; so there is a whole trace or none.
+Owns: bounded memory: arrays grow in files without a name and become one zip at the end, under a temporary
+name; so there is a whole trace or none.
 Refuses: texts and models (recording.py), reading (trace.py).
 """
 
@@ -12,24 +12,23 @@ import os
 import secrets
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
 
-from colibri._native import Ids, RoutingView
 from colibri.analysis.array_file import Array
 from colibri.analysis.trace import FORMAT, HEADER, VERSION, Header
-from colibri.errors import ArgumentError, ModelIOError
+from colibri.errors import ModelIOError
 
-_PENDING = 4 << 20  # bytes of choices that wait in memory for their conversion
 _PIECE = 1 << 20
 
 
 class TraceWriter:
-    """One trace. observe() is the observer of a model's evaluations; end_sequence() says what was read.
+    """One trace, sequence by sequence.
+
     Leaving the `with` block without an error completes the file; after an error nothing is left and an older
     file is untouched, after the end of the process too."""
 
@@ -39,17 +38,9 @@ class TraceWriter:
         self.n_rows = 0
         self._header, self._expert_bytes = header, expert_bytes
         self._labels = {label: at for at, label in enumerate(header.labels)}
-        self._stacks = header.stacks
         self._columns = header.columns()
         self._files: dict[str, IO[bytes]] = {}
         self._lengths = dict.fromkeys(self._columns, 0)
-        self._names = ["experts", "weights", *(["logits"] if header.logits else [])]
-        # bytes of experts, weights and logits, layer after layer: of the chunk that runs, of whole chunks
-        self._running: tuple[list[bytes], ...] = tuple([] for _ in self._names)
-        self._choices: tuple[list[bytes], ...] = tuple([] for _ in self._names)
-        self._positions, self._waiting = b"", 0  # bytes that wait
-        self._chunks: list[tuple[int, int]] = []
-        self._rows: list[tuple[int, bytes]] = []  # stack and positions of the current sequence's chunks
 
     def __enter__(self) -> TraceWriter:
         try:
@@ -74,76 +65,25 @@ class TraceWriter:
 
     # --- what a model tells
 
-    def observe(self, view: RoutingView) -> None:
-        """The observer of evaluations. A chunk that does not reach its last layer leaves no trace."""
-        layer, k = view.layer, view.n_experts_used
-        stack = 1 if layer < self._header.n_encoder_layers else 0
-        layers, running = self._stacks[stack], self._running
-        if layer == layers[0]:
-            for data in running:
-                data.clear()
-            self._positions = view.data("positions")
-        running[0].append(view.data("experts", k))
-        running[1].append(view.data("weights", k))
-        if len(running) == 3:
-            running[2].append(view.data("logits", view.n_experts))
-        if layer == layers[-1]:
-            self._rows.append((stack, self._positions))
-            self._chunks.append((view.n_rows, stack))
-            for whole, data in zip(self._choices, running, strict=True):
-                whole += data
-            self._waiting += (
-                2 * view.n_rows * len(layers) * (4 * k + 150)
-            )  # with what Python adds to few bytes
-            if self._waiting > _PENDING:
-                self._convert()
-
-    def end_sequence(
-        self, ids: Ids, source: Ids | None = None, *, label: str | None = None, n_prompt: int
+    def add_sequence(
+        self,
+        found: Mapping[str, Array],
+        *,
+        label: str | None = None,
+        n_prompt: int,
     ) -> None:
-        """What has been observed since the last one belongs to a new sequence: that of these ids, made from a
-        source if there is one. n_prompt: ids that were given, of the source or else of ids; the model wrote
-        the others."""
-        number = self._lengths["sequence_labels"]
-        read = (ids, ids if source is None else source)
-        for stack, data in self._rows:
-            positions = np.frombuffer(data, np.int32)
-            self._append("ids", read[stack][positions])
-            self._append("positions", positions)
-            self._append("sequences", np.full(len(positions), number))
-            self.n_rows += len(positions)
-        self._rows.clear()
-        self._append("chunks", np.array(self._chunks).reshape(-1, 2))
-        self._chunks.clear()
+        """What was recorded of one sequence (native.recorded). n_prompt: ids that were given, of its source
+        if there is one; the model wrote the others."""
+        number, n = self._lengths["sequence_labels"], len(found["positions"])
+        for name in self._columns.keys() & found.keys() - {"sequences"}:
+            with np.errstate(over="ignore"):  # beyond 65504 a weight is infinite here; no router is near it
+                self._append(name, found[name])
+        self._append("sequences", np.full(n, number))
         self._append("sequence_labels", np.array([-1 if label is None else self._labels[label]]))
         self._append("sequence_prompts", np.array([n_prompt]))
+        self.n_rows += n
 
     # --- files
-
-    def _convert(self) -> None:
-        """Choices that wait become small numbers in their files."""
-        k = self._header.n_experts_used
-        experts, weights, *logits = self._choices
-        self._append("experts", np.frombuffer(b"".join(experts), np.int32).reshape(-1, k))
-        with np.errstate(over="ignore"):  # beyond 65504 a weight is infinite here; no router is near it
-            self._append("weights", np.frombuffer(b"".join(weights), np.float32).reshape(-1, k))
-        if logits:
-            self._append("logits", self._wide([len(data) // (4 * k) for data in experts], logits[0]))
-        for data in self._choices:
-            data.clear()
-        self._waiting = 0
-
-    def _wide(self, rows: Sequence[int], logits: Sequence[bytes]) -> Array:
-        """Logits of layers that may have different numbers of experts, as one array."""
-        counts = {count for count in self._header.n_experts if count}
-        if len(counts) == 1:
-            return np.frombuffer(b"".join(logits), np.float32).reshape(-1, *counts)
-        wide = np.full((sum(rows), max(counts)), np.nan, np.float32)
-        at = 0
-        for n, data in zip(rows, logits, strict=True):
-            wide[at : at + n, : len(data) // (4 * n)] = np.frombuffer(data, np.float32).reshape(n, -1)
-            at += n
-        return wide
 
     def _append(self, name: str, values: Array) -> None:
         data = np.ascontiguousarray(values, self._columns[name][0])
@@ -154,9 +94,6 @@ class TraceWriter:
             raise self._failure(error) from error
 
     def _finish(self) -> None:
-        if self._rows or self._chunks:
-            raise ArgumentError("a trace ends with end_sequence(): rows were observed that belong to no text")
-        self._convert()
         aside = self.path.with_name(f".colibri-{secrets.token_hex(8)}.trace")
         try:
             with zipfile.ZipFile(aside, "x", zipfile.ZIP_STORED) as archive:
