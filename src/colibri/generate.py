@@ -59,6 +59,7 @@ class Generation:
     seed: int | None  # repeats this text with the same prompt and options; None when greedy
     logprobs: list[Logprobs] | None = None  # one for each of ids, if they were asked for
     prompt_logprobs: list[Logprobs] | None = None  # of the prompt from its second id on, if they were
+    stop_text: str | None = None  # the one of `stop` that ended the text
 
     @property
     def prefill_speed(self) -> float:
@@ -92,17 +93,22 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None  # the stop text that counts
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """The part of what was held and of `text` that may be shown now."""
         if not self._stops:
             return text
         held = self._held + text
-        ends = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
         if ends:
-            self.stopped, self._held = True, ""
-            return held[: min(ends)[1]]
+            _, at, self.found = min(ends)
+            self._held = ""
+            return held[:at]
         keep = max(overlap(held, stop) for stop in self._stops)
         shown = len(held) - keep
         self._held = held[shown:]
@@ -131,6 +137,11 @@ class Answer:
         self.finish_reason: FinishReason | None = None if limit > 0 else "length"
         self._decoder, self._limit, self._end_ids = decoder, limit, end_ids
         self._stops = StopFilter(stops)
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended it."""
+        return self._stops.found
 
     def push(self, id: int, complete: bool = False) -> str:
         """The piece that may be shown now. complete: nothing can follow this id."""
@@ -172,6 +183,7 @@ def finished(answer: Answer, work: Work, text: str, n_prompt: int, seed: int | N
         seed=seed,
         logprobs=None if work.logprobs is None else work.logprobs[: len(answer.ids)],
         prompt_logprobs=work.prompt_logprobs,
+        stop_text=answer.stop_text,
     )
 
 

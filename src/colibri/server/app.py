@@ -22,11 +22,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from colibri import __version__
+from colibri.server import messages
 from colibri.server.chat import chat
 from colibri.server.choices import ClientLeft
 from colibri.server.completions import complete
 from colibri.server.failures import Failure, failure_of, invalid
-from colibri.server.guard import Guard, Limits, respond
+from colibri.server.guard import Guard, Limits, body_of, respond
 from colibri.server.metrics import Metrics
 from colibri.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from colibri.server.served import Models, Served
@@ -68,6 +69,14 @@ def _routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         return await _answered(chat(request, body, models.find(body.model), _client(request)))
+
+    @app.post(messages.PATH, response_model=None)
+    async def anthropic_messages(request: Request, body: messages.MessagesRequest) -> Response:
+        return await _answered(messages.answer(request, body, models.find(body.model), _client(request)))
+
+    @app.post(f"{messages.PATH}/count_tokens")
+    async def count_tokens(body: messages.CountRequest) -> dict[str, int]:
+        return await messages.count(body, models.find(body.model))
 
     @app.post("/tokenize")
     async def tokenize_text(body: TokenizeRequest) -> dict[str, Any]:
@@ -120,12 +129,12 @@ def _client(request: Request) -> str:
 
 
 def _failures(app: FastAPI) -> None:
-    def tell(failure: Failure) -> JSONResponse:
-        return JSONResponse(failure.body(), failure.status, failure.headers)
+    def tell(request: Request, failure: Failure) -> JSONResponse:
+        return JSONResponse(body_of(failure, request.url.path), failure.status, failure.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def not_valid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return tell(invalid(error.errors()))
+    async def not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return tell(request, invalid(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
@@ -134,16 +143,15 @@ def _failures(app: FastAPI) -> None:
             405: f"{request.url.path} does not take {request.method}",
         }
         headers = dict(error.headers or {})
-        return tell(
-            Failure(error.status_code, text.get(error.status_code, str(error.detail)), headers=headers)
-        )
+        message = text.get(error.status_code, str(error.detail))
+        return tell(request, Failure(error.status_code, message, headers=headers))
 
     from colibri.errors import ColibriError
 
     @app.exception_handler(Failure)
     @app.exception_handler(ColibriError)
-    async def failed(_request: Request, error: Exception) -> JSONResponse:
-        return tell(failure_of(error))
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return tell(request, failure_of(error))
 
 
 class _Told:
@@ -171,7 +179,7 @@ class _Told:
                 raise
             failure = failure_of(error)
             status = failure.status
-            await respond(failure, send)
+            await respond(failure, scope["path"], send)
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.answered(path, status)

@@ -11,12 +11,12 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
 from colibri.async_engine import AsyncStream
-from colibri.sampling import Options
+from colibri.sampling import CONSTRAINTS, Options
 from colibri.server.choices import begin, pieces, read, unless_gone
 from colibri.server.events import DONE, EventStream, event, openai_failure, usage
 from colibri.server.failures import Failure
@@ -32,22 +32,49 @@ async def chat(
 ) -> dict[str, Any] | EventStream:
     """The answer, or its stream."""
     _check(body)
-    n, tools = body.n or 1, _tools(body)
-    ids = await asyncio.to_thread(
-        served.model.chat_ids,
+    tools = _tools(body)
+    talk = Talk(
         [template_message(message) for message in body.messages],
-        tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
+        tools,
+        forced=_forced(body, tools),
         variables=_variables(body),
     )
-    forced = _forced(body, tools)
-    options = _options(body, served, forced)
-    parser = parser_of(served.model, ids, tools=bool(tools), forced=bool(forced))
-    streams = await begin(served, served.answering(ids, parser.special), options, n, client)
+    streams, parser = await begin_talk(served, talk, _options(body, served), body.n or 1, client)
     answer = _Answer(served, streams, parser)
     if body.stream:
         return EventStream(request, answer.events(body.usage_at_end), openai_failure)
     await unless_gone(request, read(streams))
     return answer.whole()
+
+
+class Talk(NamedTuple):
+    """A conversation, whichever interface it came by."""
+
+    messages: list[dict[str, Any]]  # as templates take them
+    tools: list[Tool]
+    forced: list[Tool]  # one of these must be called; none: the model decides
+    variables: dict[str, Any]  # for the template
+
+
+async def begin_talk(
+    served: Served, talk: Talk, options: Options, n: int, client: Hashable
+) -> tuple[list[AsyncStream], Parser]:
+    """Begins to answer a conversation, and says how the answers are to be read."""
+    ids = await asyncio.to_thread(
+        served.model.chat_ids,
+        talk.messages,
+        tools=[tool.model_dump(exclude_none=True) for tool in talk.tools] or None,
+        variables=talk.variables,
+    )
+    if talk.forced:
+        if any(options.get(name) is not None for name in CONSTRAINTS):
+            raise Failure(
+                400, "tool_choice and response_format: an answer can be one of them", param="tool_choice"
+            )
+        named = [(tool.function.name, tool.function.parameters) for tool in talk.forced]
+        options = {**options, "json_schema": call_schema(named)}
+    parser = parser_of(served.model, ids, tools=bool(talk.tools), forced=bool(talk.forced))
+    return await begin(served, served.answering(ids, parser.special), options, n, client), parser
 
 
 def _check(body: ChatRequest) -> None:
@@ -62,18 +89,10 @@ def _check(body: ChatRequest) -> None:
         )
 
 
-def _options(body: ChatRequest, served: Served, forced: list[Tool]) -> Options:
+def _options(body: ChatRequest, served: Served) -> Options:
     options = body.options(served.model._prompts.defaults)
     if body.response_format is not None:
         options |= body.response_format.constraint()
-    if forced:
-        if any(options.get(name) is not None for name in ("json_schema", "regex", "grammar")):
-            raise Failure(
-                400, "tool_choice and response_format: an answer can be one of them", param="tool_choice"
-            )
-        options["json_schema"] = call_schema(
-            [(tool.function.name, tool.function.parameters) for tool in forced]
-        )
     most = body.max_completion_tokens
     options["max_tokens"] = body.max_tokens if most is None else most
     options["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None

@@ -15,6 +15,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from colibri.server.failures import Failure
+from colibri.server.messages import PATH as MESSAGES
+from colibri.server.messages import failure_body
 
 OPEN_PATHS = ("/health", "/ping", "/version")  # probes have no key
 
@@ -45,7 +47,7 @@ class Guard:
             self._check(scope)
             body = await self._body(scope, receive)
         except Failure as failure:
-            await respond(failure, send)
+            await respond(failure, scope["path"], send)
             return
         if body is not None:
             await self._app(scope, _replayed(body, receive), send)
@@ -115,9 +117,14 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def respond(failure: Failure, send: Send) -> None:
+def body_of(failure: Failure, path: str) -> dict[str, Any]:
+    """In the shape of the interface that was asked."""
+    return failure_body(failure) if path.startswith(MESSAGES) else failure.body()
+
+
+async def respond(failure: Failure, path: str, send: Send) -> None:
     """A failure as a whole answer."""
-    body = json.dumps(failure.body()).encode()
+    body = json.dumps(body_of(failure, path)).encode()
     headers: dict[str, Any] = {"content-type": "application/json", "content-length": str(len(body))}
     raw = [(name.lower().encode(), value.encode()) for name, value in (headers | failure.headers).items()]
     await send({"type": "http.response.start", "status": failure.status, "headers": raw})
