@@ -178,7 +178,7 @@ def _options(container: Container, entry: Entry) -> list[tuple[str, int, float]]
             f"{', '.join(ORDER)}; convert the checkpoint to one of them first"
         )
     (source,) = own
-    whole = list(_matrices(container, entry))
+    whole = list(expert_matrices(container, entry))
     size = sum(float(np.vdot(one, one)) for one in whole) or 1.0
     found = []
     for type in CANDIDATES:
@@ -197,7 +197,8 @@ def _raw_bytes(entry: Entry, type: str) -> int:
     return sum(matrix_bytes(rows, cols, type) for rows, cols, _ in entry.matrices)
 
 
-def _matrices(container: Container, entry: Entry) -> Iterator[Floats]:
+def expert_matrices(container: Container, entry: Entry) -> Iterator[Floats]:
+    """Gate (if there is one), up and down of an expert."""
     data, at = memoryview(read_entry(container, entry)), 0
     for rows, cols, type in entry.matrices:
         size = matrix_bytes(rows, cols, type)
@@ -206,7 +207,7 @@ def _matrices(container: Container, entry: Entry) -> Iterator[Floats]:
 
 
 def _repacked(container: Container, entry: Entry, type: str) -> Iterator[memoryview]:
-    for number, values in enumerate(_matrices(container, entry)):
+    for number, values in enumerate(expert_matrices(container, entry)):
         yield pack(values, type, name=f"{entry.name}[{number}]")
 
 

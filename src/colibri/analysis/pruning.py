@@ -19,7 +19,7 @@ import numpy.typing as npt
 from colibri._native import ExpertOutputs
 from colibri.analysis.evaluation import Evaluation, Passage, evaluate
 from colibri.analysis.evaluation import Progress as Scored
-from colibri.analysis.rewriting import Progress, check_output, model_hash, rewrite
+from colibri.analysis.rewriting import Progress, check_output, check_trace, rewrite
 from colibri.analysis.trace import Trace
 from colibri.engine import Model
 from colibri.errors import ArgumentError, UnsupportedError
@@ -91,12 +91,7 @@ def uses_of_texts(
 
 def uses_of_trace(trace: Trace, container: Container) -> Uses:
     """What a trace of this model says."""
-    told = trace.header.model.get("sha256")
-    if told != model_hash(container):
-        raise ArgumentError(
-            f"trace: {trace.path} was recorded with {trace.header.model.get('name')!r}, another file than "
-            f"{container.path}; record one with this model"
-        )
+    check_trace(trace, container)
     shape = (trace.header.n_layers, max(trace.header.n_experts))
     count, mass = np.zeros(shape), np.zeros(shape)
     for step in trace.steps():

@@ -1,6 +1,7 @@
 """A `.colibri` file made of another one: fewer experts, or experts in other types.
 
-Owns: that what is not changed is copied byte by byte, and the record of the change in source.json.
+Owns: that what is not changed is copied byte by byte, the record of the change in source.json, and that a
+trace is one of the model.
 Refuses: deciding what changes (pruning.py, bits.py); writing (format.py).
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.analysis.recording import head_hash
+from colibri.analysis.trace import Trace
 from colibri.errors import ArgumentError
 from colibri.format import Container, Entry, Writer, is_container, read_blobs, read_entry, read_json_blob
 
@@ -66,3 +68,12 @@ def _whole(container: Container, entry: Entry) -> Iterator[bytes]:
 def model_hash(container: Container) -> str:
     """As traces tell it."""
     return head_hash(container.path, min(entry.offset for entry in container.entries))
+
+
+def check_trace(trace: Trace, container: Container) -> None:
+    """An error unless a trace was recorded with this model."""
+    if trace.header.model.get("sha256") != model_hash(container):
+        raise ArgumentError(
+            f"trace: {trace.path} was recorded with {trace.header.model.get('name')!r}, another file than "
+            f"{container.path}; record one with this model"
+        )
