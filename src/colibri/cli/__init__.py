@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from colibri.cli.batch import batch_requests
 from colibri.cli.bench import bench_model
 from colibri.cli.bits import propose_bits
 from colibri.cli.cache import show_cache
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command("run")(run_model)
 app.command("serve")(serve_models)
+app.command("batch")(batch_requests)
 app.command("convert")(convert_checkpoint)
 app.command("inspect")(inspect_model)
 app.command("cache")(show_cache)

@@ -115,7 +115,7 @@ def serve_models(
         str, typer.Option(metavar="KIND", help="text or json, one line a request.")
     ] = "text",
 ) -> None:
-    """Serve models over HTTP: /v1/chat/completions, /v1/completions and others; a chat page at /."""
+    """Serve models over HTTP: /v1/chat/completions, /v1/completions, /v1/messages (docs/SERVER.md)."""
     from colibri.arguments import Opening
     from colibri.memory import bytes_of
 
@@ -138,14 +138,14 @@ def serve_models(
     body_bytes = bytes_of("max_body", max_body)
     if log_format not in ("text", "json"):
         raise ArgumentError(f"log_format: expected text or json, found {log_format!r}")
-    _need_extra()
+    need_extra()
     names = _names(models, served_model_name or [])
     keys = tuple(api_key or ([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else []))
     types = {"type": type, "experts": experts, "dense": dense, "output": output}
     files = [resolve_model(model, types, requantize) for model in models]
     with _listening(host, port) as listening:
         served = [
-            _load(name, file, opening, max_waiting, prefill_rows)
+            load_served(name, file, opening, max_waiting, prefill_rows)
             for name, file in zip(names, files, strict=True)
         ]
         try:
@@ -156,7 +156,8 @@ def serve_models(
                 one.model.close()
 
 
-def _need_extra() -> None:
+def need_extra() -> None:
+    """UnsupportedError where a package of the extra is missing."""
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -193,7 +194,10 @@ def _listening(host: str, port: int) -> socket.socket:
     return found
 
 
-def _load(name: str, file: Path, opening: dict[str, Any], max_waiting: int, prefill_rows: int) -> Served:
+def load_served(
+    name: str, file: Path, opening: dict[str, Any], max_waiting: int, prefill_rows: int
+) -> Served:
+    """A model with its engine, loaded with a bar."""
     from colibri.async_engine import AsyncEngine
     from colibri.engine import load
     from colibri.server.served import Served
