@@ -30,6 +30,8 @@ from colibri.server.failures import Failure, failure_of, invalid
 from colibri.server.guard import Guard, Limits, body_of, respond
 from colibri.server.metrics import Metrics
 from colibri.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from colibri.server.responses import ResponsesRequest
+from colibri.server.responses import respond as respond_items
 from colibri.server.served import Models, Served
 from colibri.server.tokens import detokenize, tokenize
 
@@ -69,6 +71,10 @@ def _routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         return await _answered(chat(request, body, models.find(body.model), _client(request)))
+
+    @app.post("/v1/responses", response_model=None)
+    async def openai_responses(request: Request, body: ResponsesRequest) -> Response:
+        return await _answered(respond_items(request, body, models.find(body.model), _client(request)))
 
     @app.post(messages.PATH, response_model=None)
     async def anthropic_messages(request: Request, body: messages.MessagesRequest) -> Response:

@@ -22,11 +22,13 @@ from colibri.server.chat import chat
 from colibri.server.completions import complete
 from colibri.server.failures import Failure, failure_of, invalid
 from colibri.server.requests import ChatRequest, CompletionRequest
+from colibri.server.responses import ResponsesRequest, respond
 from colibri.server.served import Models
 
 _FORMS: dict[str, tuple[Any, Any]] = {
     "/v1/completions": (CompletionRequest, complete),
     "/v1/chat/completions": (ChatRequest, chat),
+    "/v1/responses": (ResponsesRequest, respond),
     messages.PATH: (messages.MessagesRequest, messages.answer),
 }
 
