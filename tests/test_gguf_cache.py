@@ -87,7 +87,10 @@ def test_run_and_plan_requantize_as_convert_does(
     words = ("run", tmp_path / "a.gguf", "Once", "--max-tokens", 4)
     refused = call(*words)
     assert refused.status == 1 and "IQ4_XS, which would be rounded a second time" in refused.err
-    assert "--requantize" in refused.err and os.listdir(tmp_path / "cache") == []
+    assert " --requantize (colibri convert --requantize) does that" in refused.err
+    assert os.listdir(tmp_path / "cache") == []
+    without = call("inspect", tmp_path / "a.gguf")  # which has no such option
+    assert without.status == 1 and "(colibri convert --requantize) does that" in without.err
     first = call(*words, "--requantize")
     assert first.status == 0 and "once (as stored, requantized), to be kept as" in first.err
     assert "matrices in IQ4_XS, 18 of them, are stored as q4, which rounds them" in first.err

@@ -127,7 +127,8 @@ def check_types(
             if rare and not requantize:
                 raise ConversionError(
                     f"{view.tensor.name} is {dtype}, which would be rounded a second time, to {type}. "
-                    "--requantize (requantize=True) does that; better get the model in Q4_K, Q6_K or Q8_0."
+                    "requantize=True (colibri convert --requantize) does that; better get the model in Q4_K, "
+                    "Q6_K or Q8_0."
                 )
             asked_for |= rare
             if view.tensor.offset is not None and entry.matrices:

@@ -30,6 +30,7 @@ _ONE, _ONES = np.float32(1), np.uint32(0x01010101)
 _FITTING, _FINEST, _LARGEST = np.float32(32), np.float32(32.4), np.float32(32.49)
 _SHORTER = np.float32(32.45 / 31.45)  # on the other side there is one number less
 _WHOLE = 2  # whole n that are tried
+_NEAR = 1 << 17  # weights whose floats stay in the second cache
 
 
 def regrid(blocks: Blocks, place: Callable[[int], str]) -> tuple[memoryview, Squares]:
@@ -52,7 +53,10 @@ def regrid(blocks: Blocks, place: Callable[[int], str]) -> tuple[memoryview, Squ
 
 def _bytes_of(values: Floats) -> Floats:
     """[panels, runs, groups, 16 rows] as one for each byte of a word, the same for the words of a run."""
-    return np.repeat(values.reshape(*values.shape[:2], 1, -1), 4, -1)
+    bytes_of = np.empty((*values.shape[:2], 1, values[0, 0].size, 4), np.float32)
+    for byte in range(4):  # np.repeat takes three times as long
+        bytes_of[..., byte] = values.reshape(*values.shape[:2], 1, -1)
+    return bytes_of.reshape(*values.shape[:2], 1, -1)
 
 
 # ------------------------------------------------------------------ q6: -32 to 31, a scale for each run
@@ -65,9 +69,29 @@ def _fill_q6(out: Bytes, found: Grid) -> tuple[Any, Any]:
     units, steps = _scales_q6(found, *_ends(codes, found))
     scale = steps * np.repeat(units, 8, axis=1)[:, None, :groups]
     scale += scale == 0  # of runs of zeros
+    sums = np.zeros((2, n))
+    lines = out[:, : 384 * groups].view("V64").reshape(n, groups, 2, 3)
+    few = max(1, _NEAR // codes[0].size)
+    for at in range(0, n, few):
+        part = slice(at, at + few)
+        quants, sums[:, at] = _quants_q6(codes[part], found.a[part], found.b[part], scale[part])
+        *quads, fourth = quants.view(np.uint32).reshape(len(quants), 2, 4, -1).transpose(2, 0, 1, 3)
+        for i, line in enumerate(quads):
+            line |= (fourth << 6 - 2 * i) & 192 * _ONES
+            lines[part, :, :, i] = line.view("V64").transpose(0, 2, 1)
+    records = out[:, 384 * groups :][:, : 288 * units.shape[1]].reshape(n, -1, 288)
+    records[:, :, :32] = as_f16(units).view(np.uint8)
+    signed = np.zeros((n, units.shape[1] * 8, 2, PANEL_ROWS), np.int8)
+    signed[:, :groups] = steps.transpose(0, 2, 1, 3)
+    records[:, :, 32:] = signed.view(np.uint8).reshape(n, -1, 256)
+    return sums[0], sums[1]
+
+
+def _quants_q6(codes: Bytes, a: Floats, b: Floats, scale: Floats) -> tuple[Any, tuple[float, float]]:
+    """Quants + 32 of codes [panels, 2, 4, bytes]; squared errors and squares."""
     x = codes.astype(np.float32)
-    x *= _bytes_of(found.a)
-    x += _bytes_of(found.b)
+    x *= _bytes_of(a)
+    x += _bytes_of(b)
     squares = np.vdot(x, x)
     x *= _bytes_of(_ONE / scale)
     nearest = np.rint(x)
@@ -75,17 +99,7 @@ def _fill_q6(out: Bytes, found: Grid) -> tuple[Any, Any]:
     x *= _bytes_of(scale)
     quants = nearest.astype(np.int8)
     quants += 32
-    quads = quants.view(np.uint32).reshape(n, 2, 4, groups, PANEL_ROWS)
-    lines = out[:, : 384 * groups].view("<u4").reshape(n, groups, 2, 3, PANEL_ROWS)
-    for i in range(3):
-        line = quads[:, :, i] | (quads[:, :, 3] >> 2 * i & 3 * _ONES) << 6
-        lines[:, :, :, i] = line.transpose(0, 2, 1, 3)
-    records = out[:, 384 * groups :][:, : 288 * units.shape[1]].reshape(n, -1, 288)
-    records[:, :, :32] = as_f16(units).view(np.uint8)
-    signed = np.zeros((n, units.shape[1] * 8, 2, PANEL_ROWS), np.int8)
-    signed[:, :groups] = steps.transpose(0, 2, 1, 3)
-    records[:, :, 32:] = signed.view(np.uint8).reshape(n, -1, 256)
-    return np.array([np.vdot(x, x)], np.float64), np.array([squares], np.float64)
+    return quants, (float(np.vdot(x, x)), float(squares))
 
 
 def _ends(codes: Bytes, found: Grid) -> Iterator[Floats]:

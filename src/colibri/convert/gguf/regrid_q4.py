@@ -14,7 +14,7 @@ over the first axis.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from colibri.convert.gguf.repack import put_q4
 from colibri.quantize import PANEL_ROWS
 
 Shorts = npt.NDArray[np.int16]
+Whole = TypeVar("Whole", np.uint16, np.int16, np.uint32)
 
 _SMALL = np.float32(2.0**-14)  # what f16 has below are multiples of 2^-24
 _TINY = np.float32(1e-30)  # below every number of a block but 0
@@ -67,9 +68,9 @@ def fill_q4_1(out: Bytes, found: Grid) -> tuple[Floats, Floats]:
     d = _unit(a, around)
     sc = _steps(a, d)
     dmin = _unit(sc * d * mean - centre)
-    best, least = (sc, sc), np.full_like(a, np.inf)
+    best, least = (sc.copy(), np.zeros_like(sc)), np.full_like(a, np.inf)
     for more in (0, -1, 1):
-        tried = np.minimum(np.maximum(sc + more, _ZERO), _MOST)
+        tried = _bounded(sc + np.full_like(sc, more)) if more else sc
         scale = tried * d
         target = scale * mean
         target -= centre
@@ -77,12 +78,18 @@ def fill_q4_1(out: Bytes, found: Grid) -> tuple[Floats, Floats]:
         target -= m * dmin
         target *= target
         scale -= a
-        error = scale * scale * around + 32 * target
-        better = error < least
-        best = (_chosen(better, tried, best[0]), _chosen(better, m, best[1]))
-        np.minimum(least, error, out=least)
+        target *= np.float32(32)
+        scale *= scale
+        scale *= around
+        scale += target
+        _choose(scale, least, (tried, best[0]), (m, best[1]))
     _put(out, found.codes, [d, dmin], best)
-    errors, squares = least.sum(0), (a * a * around + 32 * centre * centre).sum(0)
+    a *= a
+    a *= around
+    centre *= centre
+    centre *= np.float32(32)
+    a += centre
+    errors, squares = least.sum(0), a.sum(0)
     poor = (errors > squares * _POOR).any((1, 2))
     by_panel = [x.sum((1, 2), dtype=np.float64) for x in (errors, squares)]
     return np.where(poor, np.inf, by_panel[0]), by_panel[1]
@@ -99,8 +106,18 @@ def _moments(codes: Words) -> Iterator[Floats]:
         q *= q
         squares += q
     for part in (total, squares):
-        pairs = part.sum(1, dtype=np.uint16).view(np.uint32)
-        yield ((pairs & _HALF) + (pairs >> 16)).astype(np.float32)
+        pairs = _sum(part, 1).view(np.uint32)
+        yield ((pairs & _HALF) + (pairs >> np.uint32(16))).astype(np.float32)
+
+
+def _sum(parts: npt.NDArray[Whole], axis: int) -> npt.NDArray[Whole]:
+    """Of 4 or 8 whole numbers, by halves; `parts` is used up. numpy's own sum takes longer."""
+    parts = np.moveaxis(parts, axis, 0)
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts[:half] += parts[half:]
+        parts = parts[:half]
+    return np.ascontiguousarray(parts[0])
 
 
 def _unit(targets: Floats, weights: Floats | None = None) -> Floats:
@@ -114,24 +131,36 @@ def _unit(targets: Floats, weights: Floats | None = None) -> Floats:
         off *= off
         if weights is not None:
             off *= weights
-        error = off.sum(0) * np.float32(1 / steps**2)
-        best += (steps - best) * (error < least)
-        np.minimum(least, error, out=least)
+        error = off.sum(0)
+        error *= np.float32(1 / steps**2)
+        _choose(error, least, (np.full_like(best, steps), best))
     return above(top / best)
 
 
 def _steps(targets: Floats, unit: Floats) -> Floats:
     """Targets as multiples of a unit."""
-    steps = targets * (_ONE / np.maximum(unit, _TINY))
+    steps: Floats = np.multiply(targets, _ONE / np.maximum(unit, _TINY), dtype=np.float32)
     np.rint(steps, out=steps)
-    np.maximum(steps, _ZERO, out=steps)
-    return np.minimum(steps, _MOST, out=steps)
+    return _bounded(steps)
 
 
-def _chosen(which: npt.NDArray[np.bool_], one: Floats, other: Floats) -> Floats:
-    """np.where takes ten times as long."""
-    found: Floats = other + (one - other) * which
-    return found
+def _bounded(steps: Floats) -> Floats:
+    """`steps` from 0 to 63, in place. numpy takes four times as long with a number for a bound."""
+    np.maximum(steps, np.zeros_like(steps), out=steps)
+    return np.minimum(steps, np.full_like(steps, _MOST), out=steps)
+
+
+def _choose(error: Floats, least: Floats, *choices: tuple[Floats, Floats]) -> None:
+    """Where the error is less than the least: puts it there, and the first of each choice into the second.
+    np.where and masks take two to ten times as long."""
+    less = np.subtract(error, least).view(np.int32)
+    less >>= np.int32(31)  # all bits of numbers below 0
+    for one, other in choices:
+        into = other.view(np.int32)
+        changed = into ^ one.view(np.int32)
+        changed &= less
+        into ^= changed
+    np.minimum(least, error, out=least)
 
 
 # ------------------------------------------------------------------ Q2_K: 8 values, each so many times
@@ -163,7 +192,7 @@ def fill_q2_k(out: Bytes, found: Grid) -> tuple[Floats, Floats]:
     words ^= both * 15 & (zero ^ one ^ two ^ three)
     _put(out, words, units, (sc, m))
     weights = counts.astype(np.float32)
-    errors, squares = ((x * x * weights).sum((0, 1, 2, 4, 5), dtype=np.float64) for x in (exact, levels))
+    errors, squares = (np.array([np.vdot(x, x * weights)], np.float32) for x in (exact, levels))
     return errors, squares
 
 
@@ -172,7 +201,7 @@ def _counts(*parts: Words) -> Shorts:
     in every nibble: of odd codes, of codes from 2 on, of 3."""
     sums = []
     for part in parts:
-        four = part.sum(1, dtype=np.uint32)
+        four = _sum(part.copy(), 1)
         runs = [(four >> shift & _NIBBLES) * _BYTES >> 24 for shift in (0, 4)]
         sums.append(np.stack([_eights(run.astype(np.int16)) for run in runs]))
     odds, uppers, threes = sums
@@ -192,21 +221,24 @@ def _scales(a: Floats, levels: Floats, counts: Shorts) -> tuple[list[Floats], tu
     times = counts.reshape(whole.shape)
     fine = 65536 / fine
     per_unit = _ONE / dmin
-    best, least = finest, np.full_like(span, np.inf)
+    best, least = finest.copy(), np.full_like(span, np.inf)
     for sc in _tried(np.abs(a), finest, d):
         scale = sc * d
         mean, square = _off(whole, times, fine / scale)
-        square -= 32 * mean * mean
+        off = mean * mean
+        off *= np.float32(32)
+        square -= off
         square *= scale
         mean *= scale
-        off = (depth - mean) * per_unit
+        np.subtract(depth, mean, out=off)
+        off *= per_unit
         off -= np.rint(off)
         off *= dmin
         off *= off
+        off *= np.float32(32)
         square *= scale
-        square += 32 * off
-        best = _chosen(square < least, sc, best)
-        np.minimum(least, square, out=least)
+        square += off
+        _choose(square, least, (sc, best))
     scale = best * d
     m = _steps(depth - _off(whole, times, fine / scale)[0] * scale, units[1])
     best *= units[0] > 0  # none for rows that do not exist
@@ -215,9 +247,9 @@ def _scales(a: Floats, levels: Floats, counts: Shorts) -> tuple[list[Floats], tu
 
 def _whole(levels: Floats) -> Shorts:
     """Levels in whole numbers up to _WIDE [8 of two runs, 8, panels, super-groups, 16 rows]."""
-    np.maximum(levels, _ZERO, out=levels)  # those that are absent may be anything
-    np.minimum(levels, np.float32(_WIDE), out=levels)
-    return np.rint(levels).astype(np.int16).reshape(8, *levels.shape[2:])
+    np.maximum(levels, np.zeros_like(levels), out=levels)  # those that are absent may be anything
+    np.minimum(levels, np.full_like(levels, _WIDE), out=levels)
+    return np.rint(levels, out=levels).astype(np.int16).reshape(8, *levels.shape[2:])
 
 
 def _off(whole: Shorts, times: Shorts, ratio: Floats) -> tuple[Floats, Floats]:
@@ -226,10 +258,10 @@ def _off(whole: Shorts, times: Shorts, ratio: Floats) -> tuple[Floats, Floats]:
     off = whole * np.rint(ratio).astype(np.int16)
     off >>= np.int16(10)  # 64ths
     weighted = off * times
-    mean = weighted.sum(0, dtype=np.int16).astype(np.float32)
+    off *= weighted
+    mean = _sum(weighted, 0).astype(np.float32)
     mean *= np.float32(1 / (64 * 32))
-    weighted *= off
-    square = weighted.sum(0, dtype=np.int16).view(np.uint16).astype(np.float32)
+    square = _sum(off, 0).view(np.uint16).astype(np.float32)
     square *= np.float32(1 / 64**2)
     return mean, square
 
@@ -252,10 +284,17 @@ def as_f16(values: Floats) -> npt.NDArray[np.float16]:
 
 def _tried(a: Floats, finest: Floats, d: Floats) -> Iterator[Floats]:
     """Steps: near a / n of both runs, and from the finest on."""
+    one, most = np.ones_like(finest), np.full_like(finest, _MOST)
+    per_unit = finest * d
     for run in (a.max(0), a.min(0)):
-        whole = np.floor(run / (finest * d))
+        whole = np.floor(run / per_unit)
         for _ in range(2):
-            yield np.minimum(np.maximum(np.rint(run / (np.maximum(whole, _ONE) * d)), finest), _MOST)
-            whole -= 1
+            sc = np.maximum(whole, one)
+            sc *= d
+            np.divide(run, sc, out=sc)
+            np.rint(sc, out=sc)
+            np.maximum(sc, finest, out=sc)
+            yield np.minimum(sc, most, out=sc)
+            whole -= one
     for more in range(_NEXT):
-        yield np.minimum(finest + more, _MOST)
+        yield np.minimum(finest + np.float32(more), most)
