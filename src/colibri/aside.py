@@ -1,4 +1,4 @@
-"""Text files that are there whole or not at all: written beside their place, then renamed.
+"""Small files that are there whole or not at all: written beside their place, then renamed.
 
 Owns: that, and the check that it can be done. Refuses: deciding what may be replaced.
 """
@@ -22,13 +22,13 @@ def check_place(file: Path) -> Path:
     return real
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str | bytes) -> None:
     """Replaces what was there."""
     real = check_place(file)
     aside = real.with_name(f".colibri-{secrets.token_hex(8)}{real.suffix}")
     try:
         try:
-            aside.write_text(text, encoding="utf-8")
+            aside.write_bytes(text.encode() if isinstance(text, str) else text)
             os.replace(aside, real)
         finally:
             aside.unlink(missing_ok=True)

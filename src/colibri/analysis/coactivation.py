@@ -66,12 +66,16 @@ def chance(n_experts: int, n_used: int) -> float:
     return n_experts * (n_used - 1) / (n_used * (n_experts - 1)) if n_experts > 1 else 0.0
 
 
-def strongest(pairs: Integers, n_rows: int, n: int = 10) -> list[Pair]:
-    """The pairs with the most lift among those that chance would give LEAST_EXPECTED rows or more."""
+def enough(pairs: Integers, n_rows: int) -> npt.NDArray[np.bool_]:
+    """[n_experts, n_experts] whether chance would give a pair LEAST_EXPECTED rows or more."""
     own = np.diagonal(pairs).astype(np.float64)
+    return np.asarray(own[:, None] * own[None, :] >= LEAST_EXPECTED * max(n_rows, 1))
+
+
+def strongest(pairs: Integers, n_rows: int, n: int = 10) -> list[Pair]:
+    """The pairs with the most lift among those that are enough()."""
     lifts = lift(pairs, n_rows)
-    enough = own[:, None] * own[None, :] >= LEAST_EXPECTED * max(n_rows, 1)
-    first, second = np.nonzero(np.triu(enough & np.isfinite(lifts), 1))
+    first, second = np.nonzero(np.triu(enough(pairs, n_rows) & np.isfinite(lifts), 1))
     best = np.argsort(-lifts[first, second], kind="stable")[:n]
     return [
         Pair(int(i), int(j), int(pairs[i, j]), float(lifts[i, j]))

@@ -12,7 +12,8 @@ a note says what experts are for. Thresholds, and where they are from:
                  with a tenth of its even share would be missed with a probability of e^-5 = 0.7 %
     ALIKE        0.99, cosine of the weights of two experts: copies, give or take rounding
     TELLING      1 %: what choices have to say of a label's entropy, beyond chance, to be worth a note
-    PAIR         3 times: how much more often than by chance a pair goes together, to be worth a note
+    PAIR         3 times: how much more often than by chance a pair goes together, to be worth a note; and 6
+                 standard deviations of what chance gives (a Poisson count), since there are many pairs
 
 Owns: thresholds and sentences. Refuses: measuring (measures.py).
 """
@@ -39,7 +40,8 @@ VARIATION = 0.3
 ENOUGH = 50.0
 ALIKE = 0.99
 TELLING = 0.01
-PAIR = 3.0
+PAIR, PAIR_DEVIATIONS = 3.0, 6.0
+SHOWN = 6  # of one kind, before the others are folded away
 _LISTED = 8  # experts or pairs that a sentence names
 
 
@@ -59,7 +61,8 @@ class Finding:
 
 
 def findings(measures: Measures) -> list[Finding]:
-    """Faults first, then warnings, each by layer; then notes, one of a kind, of the layer that says most."""
+    """Faults first, by layer; then warnings, the worst first; then notes, one of a kind, of the layer that
+    says most."""
     labels = measures.trace.header.labels
     found = [one for layer in measures.layers for one in (*_of_load(layer), *_of_weights(layer))]
     of_bins = [f"positions {name}" for name in bin_names(_most_bins(measures))]
@@ -72,7 +75,15 @@ def findings(measures: Measures) -> list[Finding]:
         found += _telling(measures, kind, what, names)
     found += [*_of_pairs(measures), *_of_cache(measures)]
     order = ("fault", "warning", "note")
-    return sorted(found, key=lambda one: order.index(one.severity))
+    worst = {id(one): -one.value if one.kind == "imbalance" else 0.0 for one in found}
+    return sorted(found, key=lambda one: (order.index(one.severity), worst[id(one)]))
+
+
+def by_kind(found: Sequence[Finding]) -> Iterator[tuple[list[Finding], list[Finding]]]:
+    """Kind by kind, in the order of the first ones: (those to show, those to fold away)."""
+    for kind in dict.fromkeys(one.kind for one in found):
+        alike = [one for one in found if one.kind == kind]
+        yield alike[:SHOWN], alike[SHOWN:]
 
 
 def _most_bins(measures: Measures) -> int:
@@ -94,8 +105,8 @@ def _of_load(one: LayerMeasures) -> Iterator[Finding]:
         least = int(load.counts.argmin())
         text = (
             f"{where}: the load is uneven: its standard deviation is {load.variation:.2f} of its mean (above "
-            f"{VARIATION}); expert {load.top} takes {_percent(load.top_share)} of tokens, expert {least} "
-            f"{_percent(float(load.shares[least]))}, an even share is "
+            f"{VARIATION}); expert {load.top} takes {_percent(load.top_share)} of tokens and expert "
+            f"{least} {_percent(float(load.shares[least]))}, an even share is "
             f"{_percent(load.n_used / load.n_experts)}"
         )
         yield Finding("imbalance", "warning", one.layer, text, load.variation)
@@ -188,9 +199,13 @@ def _of_pairs(measures: Measures) -> Iterator[Finding]:
     for one in measures.layers:
         by_chance = coactivation.chance(one.load.n_experts, one.load.n_used)
         for pair in coactivation.strongest(one.pairs, one.load.n_rows, 1) if by_chance else ():
-            found.append((pair.lift / by_chance, one.layer, pair))
-    times, layer, pair = max(found, default=(0.0, 0, coactivation.Pair(0, 0, 0, 0.0)))
-    if times > PAIR:
+            times = pair.lift / by_chance
+            if times > PAIR and pair.together * (1 - 1 / times) > PAIR_DEVIATIONS * math.sqrt(
+                pair.together / times
+            ):
+                found.append((times, one.layer, pair))
+    if found:
+        times, layer, pair = max(found)
         text = (
             f"layer {layer}: experts {pair.first} and {pair.second} go together: in {pair.together} tokens, "
             f"{times:.1f} times as often as by chance"

@@ -23,6 +23,7 @@ from colibri.cli.cache import show_cache
 from colibri.cli.convert import convert_checkpoint
 from colibri.cli.evaluate import evaluate_model
 from colibri.cli.inspect import inspect_model
+from colibri.cli.microscope import report_trace
 from colibri.cli.plan import plan_model
 from colibri.cli.profile import profile_model
 from colibri.cli.prune import prune_model
@@ -53,6 +54,7 @@ app.command("plan")(plan_model)
 app.command("profile")(profile_model)
 app.command("trace")(trace_model)
 app.command("replay")(replay_trace)
+app.command("report")(report_trace)
 app.command("eval")(evaluate_model)
 app.command("prune")(prune_model)
 app.command("bits")(propose_bits)
