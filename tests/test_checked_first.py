@@ -2,6 +2,7 @@
 is converted, written or measured; what a chart may be written over."""
 
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import checkpoints
+import colibri
 from colibri import _native
 from colibri.analysis import bench, chart, phases, synthetic
 from colibri.arguments import Opening, physical_cores
 from colibri.cli.report import for_command_line
+from colibri.convert import convert
 from colibri.errors import ModelIOError
 from test_cli import Result
 from test_cli import call as call
@@ -141,6 +144,74 @@ def test_a_pipe_is_no_model(call: Callable[..., Result], tmp_path: Path, command
     with pytest.raises(ModelIOError, match="not a regular file"):
         _native.open_model(tmp_path / "pipe.colibri")
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "inspect", "plan", "convert"])
+def test_what_the_system_does_not_say_of_a_path_is_told_with_the_path(
+    call: Callable[..., Result], tmp_path: Path, command: str
+) -> None:
+    """A name that is too long stands for a folder above without permission, which root always has."""
+    long = tmp_path / ("x" * 300)
+    more = {"run": "Hello", "convert": str(tmp_path / "out.colibri")}
+    found = call(command, long / "a.gguf", *filter(None, [more.get(command)]))
+    assert found.status in (1, 2) and found.out == ""
+    assert command == "convert" or f"Cannot read {long}/a.gguf: File name too long." in found.err
+    for start in (colibri.load, lambda path: convert(path, tmp_path / "out.colibri")):
+        with pytest.raises(ModelIOError, match=r"Cannot read .*x/a\.gguf: File name too long"):
+            start(long / "a.gguf")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("mode", [0o000, 0o111, 0o444])
+def test_a_folder_without_permission_is_not_taken_for_empty(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "a.gguf").write_bytes(b"GGUF")
+    folder.chmod(mode)
+    try:
+        with pytest.raises(ModelIOError, match=r"Cannot read .*models.*: Permission denied"):
+            colibri.load(folder)
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_cache_that_cannot_be_listed_is_not_empty(
+    call: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "file"))
+    found = call("cache")
+    assert found.status == 1 and f"Cannot read {tmp_path / 'file'}: Not a directory." in found.err
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "none"))
+    assert call("cache").status == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "standard output"])
+def test_an_output_that_is_no_file_is_refused_before_the_work(tmp_path: Path, kind: str) -> None:
+    source = checkpoints.llama(tmp_path / "hf")
+    out = tmp_path / "out"
+    read, write = os.pipe()
+    if kind == "standard output":
+        out = Path(f"/proc/self/fd/{write}")
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        out.symlink_to("pipe") if kind == "link to a pipe" else (tmp_path / "pipe").rename(out)
+    with pytest.raises(ModelIOError, match="is a pipe or a device; give the name of a file"):
+        convert(source, out)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_file_that_may_not_grow_is_told_by_name(tmp_path: Path) -> None:
+    source = checkpoints.llama(tmp_path / "hf")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(ModelIOError, match=r"Cannot write .*out\.colibri: File too large"):
+            convert(source, tmp_path / "out.colibri")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == ["hf"]
 
 
 # --- charts

@@ -278,7 +278,11 @@ def test_a_part_with_another_name_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_two_models_names_both(tmp_path: Path) -> None:
     split(tmp_path)
     written(tmp_path / "other.gguf", METADATA, TENSORS)
-    with pytest.raises(ConversionError, match="2 models in GGUF .m-00001-of-00003.gguf, other.gguf"):
+    with pytest.raises(ConversionError, match="2 models in GGUF .m-00001-of-00003.gguf, other.gguf."):
+        find_gguf(tmp_path)
+    for name in "abcd":
+        written(tmp_path / f"{name}.gguf", METADATA, TENSORS)
+    with pytest.raises(ConversionError, match="6 models in GGUF .a.gguf, .* and 1 more."):
         find_gguf(tmp_path)
 
 

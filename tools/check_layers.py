@@ -97,7 +97,7 @@ PYTHON: Table = [
     ("panels",),
     ("_native",),
     ("_library",),
-    ("_records", "_ffi", "memory", "placement", "aside"),
+    ("_records", "_ffi", "memory", "placement", "aside", "paths"),
     ("errors",),
 ]
 # Who alone may import a module, whatever the layers allow.

@@ -22,6 +22,7 @@ from colibri.cached import alone, cache_directory, cache_limit, make_room, mark_
 from colibri.entries import weight_types
 from colibri.errors import ArgumentError, ConversionError, ModelIOError
 from colibri.format import Progress, is_container, read_container
+from colibri.paths import is_there
 
 DEMO = "demo"
 _DEMO_FILE = "demo.colibri"
@@ -91,7 +92,7 @@ def resolve(
 
         target = cache_directory() / cached_name(headers.path, headers.files, types)
         return made_once(target, f"Converting {path} once ({types})", converting, told)
-    if not path.exists():
+    if not is_there(path):
         raise ConversionError(
             f"No model {name!r}: neither a .colibri file nor a Hugging Face directory nor a GGUF file has "
             "this path. "
@@ -115,7 +116,7 @@ def is_source(path: Path) -> bool:
         return False
     from colibri.convert.source import gguf_path  # heavy: only where something has to be converted
 
-    return path.is_dir() or (path.is_file() and gguf_path(path) is not None)
+    return is_there(path) and (path.is_dir() or (path.is_file() and gguf_path(path) is not None))
 
 
 def _demo() -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from colibri.errors import ArgumentError, ModelIOError
 from colibri.memory import bytes_of
+from colibri.paths import listed
 
 DEFAULT_LIMIT = 100 << 30
 
@@ -47,12 +48,12 @@ def cache_limit() -> int:
 def kept_models() -> list[Kept]:
     """All of them, the one that was used last first."""
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for path in cache_directory().glob("*.colibri"):
-            with contextlib.suppress(FileNotFoundError):  # another process removes it
-                status = path.stat()
-                used = datetime.fromtimestamp(max(status.st_atime, status.st_mtime))
-                found.append(Kept(path, status.st_size, used))
+    directory = cache_directory()
+    for path in (directory / name for name in listed(directory) if name.endswith(".colibri")):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it
+            status = path.stat()
+            used = datetime.fromtimestamp(max(status.st_atime, status.st_mtime))
+            found.append(Kept(path, status.st_size, used))
     return sorted(found, key=lambda one: (one.used, one.path), reverse=True)
 
 

@@ -132,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ColibriError as error:
         _fail(error, words)
     except OSError as error:  # a file that no module of ours opened, such as a terminal that went away
-        print(f"colibri: {error.strerror or error}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"colibri: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
         from colibri.memory import refusal

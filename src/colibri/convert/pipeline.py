@@ -32,6 +32,7 @@ from colibri.convert.types import is_rounded, is_searched
 from colibri.entries import Entry, bytes_by_class, entry_class, weight_types
 from colibri.errors import ArgumentError, ConversionError, ModelIOError
 from colibri.format import Writer, is_container
+from colibri.paths import is_there
 from colibri.quantize import KEPT, block_rows, pack, unpack
 
 __all__ = ["CONVERTER_VERSION", "ConversionReport", "convert"]
@@ -151,6 +152,10 @@ def _source_bytes(plan: Plan) -> int:
 
 
 def _check_output(out: Path, checkpoint: Checkpoint, overwrite: bool) -> None:
+    if is_there(out) and not (
+        out.is_file() or out.is_dir()
+    ):  # such as /dev/stdout, which leads nowhere that has a name
+        raise ModelIOError(f"The output {out} is a pipe or a device; give the name of a file.")
     real = Path(os.path.realpath(out))
     if real.is_dir():
         raise ConversionError(

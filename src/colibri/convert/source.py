@@ -11,13 +11,15 @@ from colibri.convert.checkpoint import Checkpoint, open_checkpoint
 from colibri.convert.gguf.architectures import config_of, key_names
 from colibri.convert.gguf.container import find_gguf, is_gguf, open_gguf
 from colibri.convert.gguf.vocabulary import has_tokenizer, small_files
+from colibri.paths import is_there, listed
 
 
 def gguf_path(source: Path) -> Path | None:
     """The GGUF file that is meant: `source` itself, or the one in it where there are no safetensors, whose
     directory it would be. Repositories of GGUF files have a config.json too."""
-    if source.is_dir():
-        whole = (source / "config.json").is_file() and any(source.glob("*.safetensors*"))
+    if is_there(source) and source.is_dir():
+        names = listed(source)
+        whole = is_there(source / "config.json") and any(".safetensors" in name for name in names)
         return None if whole else find_gguf(source)
     return source if source.suffix == ".gguf" or is_gguf(source) else None
 

@@ -25,8 +25,12 @@ def open_head(layout: Layout) -> None:
     except OSError:  # a system without such files: the engine says it when the model is loaded
         return
     with os.fdopen(file, "wb") as head:
+        try:
+            head.truncate(layout.bytes)
+        except OSError:  # larger than files may be (ulimit -f): told where the real one is written
+            return
         head.write(head_bytes(layout, layout.entries))
-        head.truncate(layout.bytes)
+        head.flush()
         native.close_model(native.open_model(Path(f"/proc/self/fd/{file}")))
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from colibri.convert.gguf import blocks
 from colibri.convert.source_tensor import SourceTensor
 from colibri.errors import ConversionError, ModelIOError
+from colibri.paths import listed
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -63,11 +64,13 @@ def is_gguf(path: Path) -> bool:
 
 def find_gguf(directory: Path) -> Path | None:
     """The one model in GGUF that a directory holds, by its first part; None if it has no such file."""
-    names = sorted(file.name for file in directory.glob("*.gguf") if not _BESIDE.search(file.name))
+    names = [name for name in listed(directory) if name.endswith(".gguf") and not _BESIDE.search(name)]
     firsts = {_PART.sub(r"\1-\3", name): name for name in reversed(names)}
     if len(firsts) > 1:
+        some = sorted(firsts.values())[:5]
+        more = f" and {len(firsts) - len(some)} more" if len(firsts) > len(some) else ""
         raise ConversionError(
-            f"{directory} holds {len(firsts)} models in GGUF ({', '.join(sorted(firsts.values())[:5])}). "
+            f"{directory} holds {len(firsts)} models in GGUF ({', '.join(some)}{more}). "
             "Give the file of one of them."
         )
     return directory / next(iter(firsts.values())) if firsts else None
