@@ -9,7 +9,7 @@ MODEL   ?= src/colibri/demo.colibri
 IDS     ?= 1 2 3
 PROMPT  ?= Once upon a time
 WERROR  ?= -Werror
-PYTEST  ?= tests --ignore=tests/live -n auto --maxprocesses 8 --dist loadfile
+PYTEST  ?= tests --ignore=tests/live --ignore=tests/browser -n auto --maxprocesses 8 --dist loadfile
 
 VERSION := $(shell sed -n 's/^\#define COLIBRI_VERSION "\(.*\)"/\1/p' include/colibri.h)
 SONAME  := libcolibri.so.$(firstword $(subst ., ,$(VERSION)))

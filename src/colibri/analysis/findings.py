@@ -105,8 +105,8 @@ def _of_load(one: LayerMeasures) -> Iterator[Finding]:
         least = int(load.counts.argmin())
         text = (
             f"{where}: the load is uneven: its standard deviation is {load.variation:.2f} of its mean (above "
-            f"{VARIATION}); expert {load.top} takes {_percent(load.top_share)} of tokens and expert "
-            f"{least} {_percent(float(load.shares[least]))}, an even share is "
+            f"{VARIATION}); expert {load.top} takes {_percent(load.top_share)} of tokens, expert "
+            f"{least} takes {_percent(float(load.shares[least]))}; an even share is "
             f"{_percent(load.n_used / load.n_experts)}"
         )
         yield Finding("imbalance", "warning", one.layer, text, load.variation)

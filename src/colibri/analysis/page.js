@@ -36,7 +36,7 @@ function colour(scale, part) {
 }
 function expertColour(expert) { // neighbours in number are far apart in hue
   const hue = expert * 137.508 % 360, ring = Math.floor(expert / 16) % 3;
-  return dark() ? `hsl(${hue} ${60 - 12 * ring}% ${30 + 5 * ring}%)` : `hsl(${hue} ${75 - 15 * ring}% ${80 - 5 * ring}%)`;
+  return dark() ? `hsl(${hue} ${60 - 12 * ring}% ${22 + 2 * ring}%)` : `hsl(${hue} ${75 - 15 * ring}% ${80 - 5 * ring}%)`;
 }
 
 // --- a heat map: canvas, legend, and the cell under the pointer or the arrow keys in words

@@ -143,7 +143,7 @@ def _pairs(figure: Any, layers: list[LayerMeasures]) -> None:
         axes.set_title(f"layer {one.layer}")
     for axes in grid[len(which) :]:
         axes.set_axis_off()
-    figure.suptitle("How often pairs of experts are chosen together, by chance")
+    figure.suptitle("How often pairs of experts are chosen together: log2 of times chance")
 
 
 def _domains(figure: Any, measures: Measures) -> None:
