@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from colibri.convert.gguf.container import open_gguf
@@ -46,8 +46,11 @@ ENDS = {
 UNLIKE = {
     "bert-bge": "accents, Hangul and control characters",
     "deepseek-llm": "white space beyond ASCII",
-    "falcon": "bytes that the vocabulary lacks",
 }
+# What byte-level tokens call bytes: the printable ones by themselves, then the others in order.
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_NAMES = {byte: chr(byte) for byte in PRINTABLE}
+BYTE_NAMES |= {byte: chr(256 + n) for n, byte in enumerate(sorted({*range(256)} - {*PRINTABLE}))}
 TEXTS = st.one_of(
     st.lists(st.sampled_from(WORDS), max_size=14).map("".join),
     st.lists(st.sampled_from(WORDS), max_size=10).map(" ".join),
@@ -122,10 +125,15 @@ def test_drawn_texts_as_llama_cpp_reads_them(vocabulary: Vocabulary) -> None:
     if vocabulary.name in UNLIKE:
         pytest.skip(f"llama.cpp differs from the model's tokenizer: {UNLIKE[vocabulary.name]}")
     theirs = llama_cpp.Llama(str(vocabulary.file), vocab_only=True, verbose=False)
+    metadata = open_gguf(vocabulary.file).metadata
+    # The models' own tokenizers leave out what a vocabulary lacks (F1 of StarCoder's) before they merge.
+    known = {*metadata["tokenizer.ggml.tokens"]} if metadata["tokenizer.ggml.model"] == "gpt2" else None
+    lacking = {byte for byte, name in BYTE_NAMES.items() if known and name not in known}
 
     @given(TEXTS)
     @settings(max_examples=500, deadline=None)
     def compare(text: str) -> None:
+        assume(lacking.isdisjoint(text.encode()))
         if text:
             ids = theirs.tokenize(text.encode(), add_bos=False, special=False)
             assert vocabulary.ours.encode(text) == ids
