@@ -162,6 +162,7 @@ def test_texts_with_tastes_are_no_specialisation_by_domain(seed: int) -> None:
 def test_specialisation_by_domain_is_found_and_measured() -> None:
     found = domains(60, 1.5, 0)
     assert found.above_chance and found.bits > 0.1 and found.entropy == pytest.approx(2)
+    assert found.bits == pytest.approx(found.found - found.shuffled) and found.shuffled > 0.01
     best = np.unravel_index(np.nanargmax(specialisation.preferences(found)), (4, 8))
     shares = found.table / found.table.sum(1, keepdims=True)
     assert shares[best] > 1.5 * found.table.sum(0)[best[1]] / found.table.sum()
